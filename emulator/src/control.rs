@@ -1,0 +1,158 @@
+//! The served account's own endpoints, under `/_emulator/`: counters, rules, splits. They need no credential.
+
+use std::time::Duration;
+
+use azure_core::http::Method;
+use serde::Deserialize;
+use serde_json::{json, Value};
+
+use crate::account::LocalAccount;
+use crate::answer::Answer;
+use crate::request::{Outgoing, RequestKind};
+use crate::rules::{WireAction, WireRule};
+
+const ROOT: &str = "_emulator";
+
+/// A rule in JSON, such as `{"kind":"batch","times":2,"action":{"type":"refuse","status":429}}`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RuleRequest {
+    action: ActionRequest,
+    kind: Option<RequestKind>,
+    client: Option<String>,
+    #[serde(default)]
+    skip: u64,
+    times: Option<u64>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+enum ActionRequest {
+    Refuse {
+        status: u16,
+        substatus: Option<u32>,
+        retry_after_ms: Option<u64>,
+    },
+    RefuseBatchOperation {
+        index: usize,
+        status: u16,
+        substatus: Option<u32>,
+    },
+    FailConnection,
+    LoseAnswer,
+    Delay {
+        ms: u64,
+    },
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SplitRequest {
+    database: String,
+    container: String,
+    partition: u32,
+}
+
+/// Whether the request is for these endpoints.
+pub(crate) fn is_control(request: &Outgoing) -> bool {
+    request
+        .segments()
+        .first()
+        .is_some_and(|first| first == ROOT)
+}
+
+/// Answers it.
+pub(crate) async fn answer(account: &LocalAccount, request: &Outgoing) -> Answer {
+    let segments = request.segments();
+    let parts: Vec<&str> = segments.iter().skip(1).map(String::as_str).collect();
+    match (request.method, parts.as_slice()) {
+        (Method::Get, ["health"]) => Answer::json(200, &json!({ "status": "ok" })),
+        (Method::Get, ["stats"]) => read_stats(account),
+        (Method::Post, ["stats", "reset"]) => {
+            account.reset_stats();
+            done()
+        }
+        (Method::Post, ["faults"]) => add_rule(account, &request.body),
+        (Method::Delete, ["faults"]) => {
+            account.wire().clear();
+            done()
+        }
+        (Method::Post, ["split"]) => split(account, &request.body).await,
+        _ => Answer::refusal(404, None, "There is no such control endpoint."),
+    }
+}
+
+fn done() -> Answer {
+    Answer::json(200, &json!({}))
+}
+
+fn read_stats(account: &LocalAccount) -> Answer {
+    let stats = account.stats();
+    Answer::json(200, &json!({ "total": stats.total(), "kinds": stats }))
+}
+
+fn add_rule(account: &LocalAccount, body: &[u8]) -> Answer {
+    match serde_json::from_slice::<RuleRequest>(body) {
+        Ok(rule) => {
+            account.wire().add(rule.into());
+            Answer::json(201, &json!({}))
+        }
+        Err(error) => Answer::refusal(400, None, &error.to_string()),
+    }
+}
+
+async fn split(account: &LocalAccount, body: &[u8]) -> Answer {
+    let request: SplitRequest = match serde_json::from_slice(body) {
+        Ok(request) => request,
+        Err(error) => return Answer::refusal(400, None, &error.to_string()),
+    };
+    let split = account.split(&request.database, &request.container, request.partition);
+    match split.await {
+        Ok(children) => Answer::json(200, &json!({ "partitions": Value::from(children) })),
+        Err(error) => Answer::refusal(400, None, &error.to_string()),
+    }
+}
+
+impl From<RuleRequest> for WireRule {
+    fn from(request: RuleRequest) -> Self {
+        let mut rule = WireRule::new(request.action.into()).skip(request.skip);
+        if let Some(kind) = request.kind {
+            rule = rule.on(kind);
+        }
+        if let Some(client) = request.client {
+            rule = rule.client(client);
+        }
+        match request.times {
+            Some(times) => rule.times(times),
+            None => rule,
+        }
+    }
+}
+
+impl From<ActionRequest> for WireAction {
+    fn from(request: ActionRequest) -> Self {
+        match request {
+            ActionRequest::Refuse {
+                status,
+                substatus,
+                retry_after_ms,
+            } => Self::Refuse {
+                status,
+                substatus,
+                retry_after: retry_after_ms.map(Duration::from_millis),
+            },
+            ActionRequest::RefuseBatchOperation {
+                index,
+                status,
+                substatus,
+            } => Self::RefuseBatchOperation {
+                index,
+                status,
+                substatus,
+            },
+            ActionRequest::FailConnection => Self::FailConnection,
+            ActionRequest::LoseAnswer => Self::LoseAnswer,
+            ActionRequest::Delay { ms } => Self::Delay(Duration::from_millis(ms)),
+        }
+    }
+}

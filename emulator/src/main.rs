@@ -1,0 +1,103 @@
+//! Serves a local Cosmos DB account over HTTP.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use duroxide_cosmos_emulator::{LocalAccount, Served, EMULATOR_KEY};
+use tracing_subscriber::EnvFilter;
+
+/// A local Azure Cosmos DB account over HTTP, for tests, examples and benchmarks. It keeps nothing on disk.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Options {
+    /// The port to listen on; 0 takes any that is free
+    #[arg(long, default_value_t = 8081)]
+    port: u16,
+    /// The loopback address to listen on
+    #[arg(long, default_value = "127.0.0.1")]
+    host: IpAddr,
+    /// Physical partitions of every container that is created
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    partitions: u32,
+    /// Milliseconds that every request takes on top
+    #[arg(long, default_value_t = 0)]
+    latency_ms: u64,
+    /// The account key, in base64
+    #[arg(long, default_value = EMULATOR_KEY)]
+    key: String,
+    /// An Entra ID bearer token to accept; can be given several times
+    #[arg(long = "token")]
+    tokens: Vec<String>,
+    /// Accept any Entra ID bearer token
+    #[arg(long)]
+    any_token: bool,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::from_default_env())
+        .with_writer(io::stderr)
+        .init();
+    match run(Options::parse()).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("error: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(options: Options) -> Result<(), String> {
+    let account = account(&options);
+    let addr = SocketAddr::new(options.host, options.port);
+    let served = account
+        .serve(addr)
+        .await
+        .map_err(|error| explain(addr, &error))?;
+    announce(&account, &served);
+    tokio::signal::ctrl_c()
+        .await
+        .map_err(|error| format!("can't wait for Ctrl-C: {error}"))?;
+    println!("Stopping.");
+    served.shutdown().await;
+    Ok(())
+}
+
+fn account(options: &Options) -> LocalAccount {
+    let account = LocalAccount::builder()
+        .with_partitions(options.partitions)
+        .with_latency(Duration::from_millis(options.latency_ms))
+        .with_account_key(&options.key)
+        .build();
+    for token in &options.tokens {
+        account.accept_token(token);
+    }
+    if options.any_token {
+        account.accept_any_token();
+    }
+    account
+}
+
+fn explain(addr: SocketAddr, error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            format!("{addr} is in use by another program: choose another port with --port")
+        }
+        _ => format!("can't listen on {addr}: {error}"),
+    }
+}
+
+fn announce(account: &LocalAccount, served: &Served) {
+    let (endpoint, key) = (served.endpoint(), account.key());
+    println!("A local Azure Cosmos DB account, in memory: nothing is kept on disk.");
+    println!("Listening on {endpoint} (HTTP/1.1 and HTTP/2, without TLS). Stop it with Ctrl-C.");
+    println!();
+    println!("  export COSMOS_ENDPOINT={endpoint}");
+    println!("  export COSMOS_KEY={key}");
+    println!();
+    println!("Counters: {endpoint}_emulator/stats");
+}

@@ -1,0 +1,118 @@
+//! Containers with the number of physical partitions that the account was built for.
+//!
+//! The emulator gives every container that is created over the wire four. So the container is made in the store, with
+//! the partitions wanted, and then replaced over the wire, which gives it its other properties.
+
+use azure_core::http::{headers::HeaderName, Method};
+use azure_data_cosmos_driver::in_memory_emulator::{ContainerConfig, EmulatorStore};
+use azure_data_cosmos_driver::models::PartitionKeyDefinition;
+use serde_json::Value;
+
+use crate::answer::{Answer, Lost};
+use crate::request::Outgoing;
+use crate::wire::Service;
+
+const THROUGHPUT: HeaderName = HeaderName::from_static("x-ms-offer-throughput");
+const IS_QUERY: HeaderName = HeaderName::from_static("x-ms-documentdb-isquery");
+
+/// What containers are created with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Provisioning {
+    pub partitions: u32,
+    pub throughput: Option<u64>,
+}
+
+/// A container that can be made in the store.
+struct Plan {
+    database: String,
+    container: String,
+    partition_key: PartitionKeyDefinition,
+    config: ContainerConfig,
+}
+
+/// Answers a request about databases or containers; the caller lets in one at a time.
+pub(crate) async fn answer(
+    service: &Service,
+    provisioning: Provisioning,
+    request: &Outgoing,
+) -> Result<Answer, Lost> {
+    match plan(service.store(), provisioning, request) {
+        Some(plan) if is_free(service, request, &plan).await? => {
+            create(service, request, plan).await
+        }
+        _ => service.forward(request).await,
+    }
+}
+
+/// What to create, or nothing where the emulator has to answer: also for requests that it will refuse.
+fn plan(store: &EmulatorStore, provisioning: Provisioning, request: &Outgoing) -> Option<Plan> {
+    let segments = request.segments();
+    let [dbs, database, colls] = segments.as_slice() else {
+        return None;
+    };
+    let is_create = request.method == Method::Post
+        && request.headers.get_optional_str(&IS_QUERY).is_none()
+        && (dbs.as_str(), colls.as_str()) == ("dbs", "colls");
+    let region = store.config().region_for_url(&request.url)?;
+    if !is_create || !store.config().is_write_region(&region.name) {
+        return None;
+    }
+    let body: Value = serde_json::from_slice(&request.body).ok()?;
+    // Unique keys can't be given to a container later: such a container keeps the emulator's four partitions.
+    if body.get("uniqueKeyPolicy").is_some_and(has_unique_keys) {
+        return None;
+    }
+    Some(Plan {
+        database: database.clone(),
+        container: body.get("id")?.as_str()?.to_owned(),
+        partition_key: serde_json::from_value(body.get("partitionKey")?.clone()).ok()?,
+        config: config(provisioning, request)?,
+    })
+}
+
+fn has_unique_keys(policy: &Value) -> bool {
+    let keys = policy.get("uniqueKeys").and_then(Value::as_array);
+    keys.is_some_and(|keys| !keys.is_empty())
+}
+
+fn config(provisioning: Provisioning, request: &Outgoing) -> Option<ContainerConfig> {
+    let asked = request.headers.get_optional_str(&THROUGHPUT);
+    let throughput = asked
+        .and_then(|text| text.trim().parse().ok())
+        .or(provisioning.throughput);
+    let mut config = ContainerConfig::new().with_partition_count(provisioning.partitions);
+    if let Some(throughput) = throughput {
+        config = config.with_throughput(throughput);
+    }
+    config.build().ok()
+}
+
+/// Whether the database is there and the container is not.
+async fn is_free(service: &Service, request: &Outgoing, plan: &Plan) -> Result<bool, Lost> {
+    let database = service
+        .forward(&request.get(&format!("/dbs/{}", plan.database)))
+        .await?;
+    let container = service.forward(&request.get(&path_of(plan))).await?;
+    Ok(database.is_success() && container.status == 404)
+}
+
+async fn create(service: &Service, request: &Outgoing, plan: Plan) -> Result<Answer, Lost> {
+    let mut replace = request.clone();
+    replace.method = Method::Put;
+    replace.url.set_path(&path_of(&plan));
+    service.store().create_container_with_config(
+        &plan.database,
+        &plan.container,
+        plan.partition_key,
+        plan.config,
+    );
+    let mut answer = service.forward(&replace).await?;
+    if answer.status == 200 {
+        answer.status = 201;
+    }
+    Ok(answer)
+}
+
+fn path_of(plan: &Plan) -> String {
+    format!("/dbs/{}/colls/{}", plan.database, plan.container)
+}

@@ -1,0 +1,281 @@
+//! What a request on the wire is: its kind, and what a rule or a check can ask about it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use azure_core::http::{
+    headers::{HeaderName, Headers},
+    Method, Request, Url,
+};
+use azure_core::Bytes;
+use azure_data_cosmos_driver::binary_json;
+use percent_encoding::percent_decode_str;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+const PARTITION_KEY: HeaderName = HeaderName::from_static("x-ms-documentdb-partitionkey");
+const IS_UPSERT: HeaderName = HeaderName::from_static("x-ms-documentdb-is-upsert");
+const IS_QUERY: HeaderName = HeaderName::from_static("x-ms-documentdb-isquery");
+const IS_QUERY_LEGACY: HeaderName = HeaderName::from_static("x-ms-documentdb-query");
+const IS_QUERY_PLAN: HeaderName = HeaderName::from_static("x-ms-cosmos-is-query-plan-request");
+const IS_BATCH: HeaderName = HeaderName::from_static("x-ms-cosmos-is-batch-request");
+const CHANGE_FEED: HeaderName = HeaderName::from_static("a-im");
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum RequestKind {
+    /// The account's regions and settings.
+    Account,
+    /// A database: create, read, list, delete.
+    Database,
+    /// A container: create, read, list, replace, delete.
+    Container,
+    /// The physical partitions of a container.
+    PartitionKeyRanges,
+    /// Provisioned throughput.
+    Offer,
+    /// The creation of an item.
+    Create,
+    /// The creation or replacement of an item.
+    Upsert,
+    /// The replacement of an item.
+    Replace,
+    /// The deletion of an item.
+    Delete,
+    /// The point read of an item.
+    Read,
+    /// One page of a query, or of a plain feed of items.
+    Query,
+    /// A query plan.
+    QueryPlan,
+    /// A transactional batch.
+    Batch,
+    /// One page of the change feed.
+    ChangeFeed,
+    /// Anything else, a patch among it.
+    Other,
+}
+
+impl RequestKind {
+    /// The kind's name in JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Account => "account",
+            Self::Database => "database",
+            Self::Container => "container",
+            Self::PartitionKeyRanges => "partition_key_ranges",
+            Self::Offer => "offer",
+            Self::Create => "create",
+            Self::Upsert => "upsert",
+            Self::Replace => "replace",
+            Self::Delete => "delete",
+            Self::Read => "read",
+            Self::Query => "query",
+            Self::QueryPlan => "query_plan",
+            Self::Batch => "batch",
+            Self::ChangeFeed => "change_feed",
+            Self::Other => "other",
+        }
+    }
+
+    /// Whether the request is about the account's structure and not about items.
+    pub fn is_metadata(self) -> bool {
+        matches!(
+            self,
+            Self::Account
+                | Self::Database
+                | Self::Container
+                | Self::PartitionKeyRanges
+                | Self::Offer
+        )
+    }
+}
+
+impl fmt::Display for RequestKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A request as a rule sees it.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct WireRequest<'a> {
+    /// What it asks for.
+    pub kind: RequestKind,
+    /// The name of the client that sent it; over HTTP, its user agent's suffix.
+    pub client: Option<&'a str>,
+    /// The HTTP method.
+    pub method: &'a str,
+    /// The path, still percent-encoded and without a trailing slash.
+    pub path: &'a str,
+    /// The partition key header: a JSON array.
+    pub partition_key: Option<&'a str>,
+    /// The item that a point operation is about, from the path or else the body.
+    pub document_id: Option<&'a str>,
+    /// The body as sent; it may be in Cosmos's binary JSON, which [`json`](Self::json) reads too.
+    pub body: &'a [u8],
+    /// The request's number on this account's wire, from 1.
+    pub sequence: u64,
+}
+
+impl WireRequest<'_> {
+    /// The body as JSON, whether it was sent as text or in Cosmos's binary form.
+    pub fn json(&self) -> Option<Value> {
+        read_json(self.body)
+    }
+}
+
+/// A request on its way to the store.
+#[derive(Clone, Debug)]
+pub(crate) struct Outgoing {
+    pub client: Option<Arc<str>>,
+    pub method: Method,
+    pub url: Url,
+    pub headers: Headers,
+    pub body: Bytes,
+}
+
+impl Outgoing {
+    /// Takes the slash off the end of the path: the Python SDK sends one, the service minds it as little as we do.
+    pub fn trim_trailing_slash(&mut self) {
+        let path = self.url.path();
+        if path.len() > 1 && path.ends_with('/') {
+            let trimmed = path.trim_end_matches('/').to_owned();
+            self.url.set_path(&trimmed);
+        }
+    }
+
+    /// The same request without body, to another path in the same region.
+    pub fn get(&self, path: &str) -> Self {
+        let mut url = self.url.clone();
+        url.set_path(path);
+        Self {
+            client: None,
+            method: Method::Get,
+            url,
+            headers: Headers::new(),
+            body: Bytes::new(),
+        }
+    }
+
+    /// The path's segments, decoded.
+    pub fn segments(&self) -> Vec<String> {
+        segments(self.url.path())
+    }
+
+    /// The request as the emulator takes it.
+    pub fn to_core(&self) -> Request {
+        let mut request = Request::new(self.url.clone(), self.method);
+        *request.headers_mut() = self.headers.clone();
+        if !self.body.is_empty() {
+            request.set_body(self.body.clone());
+        }
+        request
+    }
+}
+
+/// What is read off a request once, for the rules and the checks.
+#[derive(Debug)]
+pub(crate) struct Facts {
+    pub kind: RequestKind,
+    pub partition_key: Option<String>,
+    pub document_id: Option<String>,
+    /// The body of a write, decoded.
+    pub body: Option<Value>,
+}
+
+impl Facts {
+    /// Reads them off `request`.
+    pub fn of(request: &Outgoing) -> Self {
+        let segments = request.segments();
+        let kind = classify(request.method, &segments, &request.headers);
+        let is_write = matches!(
+            kind,
+            RequestKind::Create | RequestKind::Upsert | RequestKind::Replace | RequestKind::Batch
+        );
+        let body = is_write.then(|| read_json(&request.body)).flatten();
+        let named = segments.get(5).cloned();
+        let in_body = || body.as_ref()?.get("id")?.as_str().map(str::to_owned);
+        Self {
+            kind,
+            partition_key: header(&request.headers, &PARTITION_KEY).map(str::to_owned),
+            document_id: named.or_else(in_body),
+            body,
+        }
+    }
+
+    /// The request as a rule sees it.
+    pub fn view<'a>(&'a self, request: &'a Outgoing, sequence: u64) -> WireRequest<'a> {
+        WireRequest {
+            kind: self.kind,
+            client: request.client.as_deref(),
+            method: request.method.as_str(),
+            path: request.url.path(),
+            partition_key: self.partition_key.as_deref(),
+            document_id: self.document_id.as_deref(),
+            body: &request.body,
+            sequence,
+        }
+    }
+}
+
+/// Splits a path and decodes its segments.
+pub(crate) fn segments(path: &str) -> Vec<String> {
+    let decode = |segment: &str| percent_decode_str(segment).decode_utf8_lossy().into_owned();
+    path.split('/')
+        .filter(|segment| !segment.is_empty())
+        .map(decode)
+        .collect()
+}
+
+/// What a request asks for, from its method, path and headers, as the emulator decides it.
+pub(crate) fn classify(method: Method, segments: &[String], headers: &Headers) -> RequestKind {
+    let parts: Vec<&str> = segments.iter().map(String::as_str).collect();
+    match parts.as_slice() {
+        [] => RequestKind::Account,
+        ["offers", ..] => RequestKind::Offer,
+        ["dbs"] | ["dbs", _] => RequestKind::Database,
+        ["dbs", _, "colls"] | ["dbs", _, "colls", _] => RequestKind::Container,
+        ["dbs", _, "colls", _, "pkranges"] => RequestKind::PartitionKeyRanges,
+        ["dbs", _, "colls", _, "docs"] => classify_feed(method, headers),
+        ["dbs", _, "colls", _, "docs", _] => match method {
+            Method::Get => RequestKind::Read,
+            Method::Put => RequestKind::Replace,
+            Method::Delete => RequestKind::Delete,
+            _ => RequestKind::Other,
+        },
+        _ => RequestKind::Other,
+    }
+}
+
+fn classify_feed(method: Method, headers: &Headers) -> RequestKind {
+    let is = |name: &HeaderName| {
+        header(headers, name).is_some_and(|value| value.eq_ignore_ascii_case("true"))
+    };
+    match method {
+        Method::Get if header(headers, &CHANGE_FEED).is_some() => RequestKind::ChangeFeed,
+        Method::Get => RequestKind::Query,
+        Method::Post if is(&IS_QUERY_PLAN) => RequestKind::QueryPlan,
+        Method::Post if is(&IS_QUERY) || is(&IS_QUERY_LEGACY) => RequestKind::Query,
+        Method::Post if is(&IS_BATCH) => RequestKind::Batch,
+        Method::Post if is(&IS_UPSERT) => RequestKind::Upsert,
+        Method::Post => RequestKind::Create,
+        _ => RequestKind::Other,
+    }
+}
+
+fn header<'a>(headers: &'a Headers, name: &HeaderName) -> Option<&'a str> {
+    headers.get_optional_str(name)
+}
+
+/// Reads text or binary JSON.
+fn read_json(body: &[u8]) -> Option<Value> {
+    if binary_json::is_binary(body) {
+        binary_json::decode(body).ok()
+    } else {
+        serde_json::from_slice(body).ok()
+    }
+}

@@ -1,0 +1,173 @@
+//! What went over the wire, counted by kind of request.
+
+use std::collections::BTreeMap;
+use std::ops::{Add, AddAssign, Sub};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde::Serialize;
+
+use crate::answer::Answer;
+use crate::request::{Outgoing, RequestKind};
+
+/// What one kind of request came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct KindStats {
+    /// Requests that came, whatever became of them.
+    pub requests: u64,
+    /// Request units, as the answers said. The emulator's charge for a batch is constant and for a query a guess.
+    pub charge: f64,
+    /// Bytes of the requests' bodies.
+    pub request_bytes: u64,
+    /// Bytes of the answers' bodies.
+    pub response_bytes: u64,
+    /// Answers with a status of 400 or more.
+    pub failures: u64,
+}
+
+impl AddAssign for KindStats {
+    fn add_assign(&mut self, other: Self) {
+        self.requests += other.requests;
+        self.charge += other.charge;
+        self.request_bytes += other.request_bytes;
+        self.response_bytes += other.response_bytes;
+        self.failures += other.failures;
+    }
+}
+
+impl Sub for KindStats {
+    type Output = Self;
+
+    /// Saturates: a reset between two readings gives zeros.
+    fn sub(self, earlier: Self) -> Self {
+        Self {
+            requests: self.requests.saturating_sub(earlier.requests),
+            charge: (self.charge - earlier.charge).max(0.0),
+            request_bytes: self.request_bytes.saturating_sub(earlier.request_bytes),
+            response_bytes: self.response_bytes.saturating_sub(earlier.response_bytes),
+            failures: self.failures.saturating_sub(earlier.failures),
+        }
+    }
+}
+
+/// A reading of the counters. Subtract an earlier one to see what happened in between.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(transparent)]
+pub struct Stats {
+    kinds: BTreeMap<RequestKind, KindStats>,
+}
+
+impl Stats {
+    /// What this kind of request came to.
+    pub fn of(&self, kind: RequestKind) -> KindStats {
+        self.kinds.get(&kind).copied().unwrap_or_default()
+    }
+
+    /// All kinds together, metadata requests included.
+    pub fn total(&self) -> KindStats {
+        self.sum(|_| true)
+    }
+
+    /// All kinds but those about the account's structure.
+    pub fn items(&self) -> KindStats {
+        self.sum(|kind| !kind.is_metadata())
+    }
+
+    /// The kinds that were seen, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (RequestKind, KindStats)> + '_ {
+        self.kinds.iter().map(|(kind, stats)| (*kind, *stats))
+    }
+
+    fn sum(&self, wanted: impl Fn(RequestKind) -> bool) -> KindStats {
+        let mut sum = KindStats::default();
+        self.iter()
+            .filter(|(kind, _)| wanted(*kind))
+            .for_each(|(_, stats)| sum += stats);
+        sum
+    }
+}
+
+impl Sub for Stats {
+    type Output = Self;
+
+    fn sub(self, earlier: Self) -> Self {
+        let difference = |(kind, stats): (RequestKind, KindStats)| (kind, stats - earlier.of(kind));
+        Self {
+            kinds: self
+                .iter()
+                .map(difference)
+                .filter(|(_, stats)| *stats != KindStats::default())
+                .collect(),
+        }
+    }
+}
+
+impl Add for Stats {
+    type Output = Self;
+
+    fn add(mut self, other: Self) -> Self {
+        for (kind, stats) in other.iter() {
+            *self.kinds.entry(kind).or_default() += stats;
+        }
+        self
+    }
+}
+
+/// The counters themselves, by client and kind.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    clients: Mutex<BTreeMap<Option<Arc<str>>, Stats>>,
+}
+
+impl Counters {
+    pub fn arrived(&self, kind: RequestKind, request: &Outgoing) {
+        let came = KindStats {
+            requests: 1,
+            request_bytes: request.body.len() as u64,
+            ..KindStats::default()
+        };
+        self.add(kind, &request.client, came);
+    }
+
+    pub fn answered(&self, kind: RequestKind, client: &Option<Arc<str>>, answer: &Answer) {
+        let went = KindStats {
+            charge: answer.charge(),
+            response_bytes: answer.body.len() as u64,
+            failures: u64::from(!answer.is_success()),
+            ..KindStats::default()
+        };
+        self.add(kind, client, went);
+    }
+
+    pub fn all(&self) -> Stats {
+        self.with(|clients| clients.values().cloned().fold(Stats::default(), Add::add))
+    }
+
+    pub fn of_client(&self, name: &str) -> Stats {
+        self.with(|clients| {
+            clients
+                .get(&Some(Arc::from(name)))
+                .cloned()
+                .unwrap_or_default()
+        })
+    }
+
+    pub fn reset(&self) {
+        self.with(BTreeMap::clear);
+    }
+
+    fn add(&self, kind: RequestKind, client: &Option<Arc<str>>, stats: KindStats) {
+        self.with(|clients| {
+            *clients
+                .entry(client.clone())
+                .or_default()
+                .kinds
+                .entry(kind)
+                .or_default() += stats;
+        });
+    }
+
+    fn with<R>(&self, read: impl FnOnce(&mut BTreeMap<Option<Arc<str>>, Stats>) -> R) -> R {
+        read(&mut self.clients.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}

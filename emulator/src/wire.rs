@@ -1,0 +1,199 @@
+//! The wire between any client and the store. Every request passes here, in process or from the HTTP server:
+//! counted, matched against the rules, checked, carried out.
+
+use std::fmt;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+use azure_data_cosmos_driver::in_memory_emulator::{EmulatorStore, InMemoryEmulatorHttpClient};
+use tokio::sync::Mutex;
+
+use crate::answer::{Answer, Lost};
+use crate::provision::{self, Provisioning};
+use crate::request::{Facts, Outgoing, RequestKind};
+use crate::rules::{RuleBook, WireAction, WireRule, WireRuleHandle};
+use crate::stats::Counters;
+use crate::validate;
+
+/// The store behind the wire.
+pub(crate) struct Service {
+    emulator: Arc<InMemoryEmulatorHttpClient>,
+    store: Arc<EmulatorStore>,
+}
+
+impl Service {
+    pub fn new(emulator: Arc<InMemoryEmulatorHttpClient>) -> Self {
+        let store = emulator.store();
+        Self { emulator, store }
+    }
+
+    pub fn store(&self) -> &Arc<EmulatorStore> {
+        &self.store
+    }
+
+    /// Hands a request to the emulator as it is.
+    pub async fn forward(&self, request: &Outgoing) -> Result<Answer, Lost> {
+        let response = self.emulator.execute_request(&request.to_core()).await;
+        Answer::read(response.map_err(|error| Lost::Unroutable(Box::new(error)))?).await
+    }
+}
+
+/// The wire of one account: add rules to make it misbehave below the SDK's own retries.
+pub struct Wire {
+    service: Service,
+    provisioning: Provisioning,
+    latency: Duration,
+    rules: Arc<RuleBook>,
+    counters: Counters,
+    sequence: AtomicU64,
+    /// One at a time, so that nobody sees a container between its creation and its properties.
+    structure: Mutex<()>,
+}
+
+impl Wire {
+    pub(crate) fn new(service: Service, provisioning: Provisioning, latency: Duration) -> Self {
+        Self {
+            service,
+            provisioning,
+            latency,
+            rules: Arc::default(),
+            counters: Counters::default(),
+            sequence: AtomicU64::new(0),
+            structure: Mutex::new(()),
+        }
+    }
+
+    /// Puts a rule into force, after those that are there: of several that match a request the first one acts.
+    pub fn add(&self, rule: WireRule) -> WireRuleHandle {
+        self.rules.add(rule)
+    }
+
+    /// Takes all rules away; requests that they hold stay held.
+    pub fn clear(&self) {
+        self.rules.clear();
+    }
+
+    pub(crate) fn service(&self) -> &Service {
+        &self.service
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Carries a request to the store and its answer back.
+    ///
+    /// In a task of its own: a request that was sent is carried out even if its sender stops waiting, as by the service.
+    pub(crate) async fn carry(self: &Arc<Self>, request: Outgoing) -> Result<Answer, Lost> {
+        let wire = Arc::clone(self);
+        let task = tokio::spawn(async move { wire.exchange(request).await });
+        task.await
+            .unwrap_or_else(|error| match error.try_into_panic() {
+                Ok(panic) => resume_unwind(panic),
+                // The runtime is shutting down.
+                Err(_) => Err(Lost::Answer),
+            })
+    }
+
+    async fn exchange(&self, mut request: Outgoing) -> Result<Answer, Lost> {
+        request.trim_trailing_slash();
+        let facts = Facts::of(&request);
+        let sequence = self.sequence.fetch_add(1, Ordering::Relaxed) + 1;
+        self.counters.arrived(facts.kind, &request);
+        let action = self.rules.action_for(&facts.view(&request, sequence));
+        pause(self.latency).await;
+        match action {
+            Some(action) => self.misbehave(action, &request, &facts).await,
+            None => self.answer(&request, &facts).await,
+        }
+    }
+
+    async fn misbehave(
+        &self,
+        action: WireAction,
+        request: &Outgoing,
+        facts: &Facts,
+    ) -> Result<Answer, Lost> {
+        match action {
+            WireAction::Refuse {
+                status,
+                substatus,
+                retry_after,
+            } => {
+                let refusal = Answer::refusal(status, substatus, "Refused by a rule on the wire.");
+                Ok(self.count(request, facts, refusal.with_retry_after(retry_after)))
+            }
+            WireAction::RefuseBatchOperation {
+                index,
+                status,
+                substatus,
+            } => {
+                let refusal = refuse_operation(facts, index, status, substatus);
+                Ok(self.count(request, facts, refusal))
+            }
+            WireAction::FailConnection => Err(Lost::Request),
+            WireAction::LoseAnswer => {
+                self.answer(request, facts).await?;
+                Err(Lost::Answer)
+            }
+            WireAction::HoldBefore(gate) => {
+                gate.pass().await;
+                self.answer(request, facts).await
+            }
+            WireAction::HoldAfter(gate) => {
+                let answer = self.answer(request, facts).await;
+                gate.pass().await;
+                answer
+            }
+            WireAction::Delay(delay) => {
+                pause(delay).await;
+                self.answer(request, facts).await
+            }
+        }
+    }
+
+    /// Answers as the service would.
+    async fn answer(&self, request: &Outgoing, facts: &Facts) -> Result<Answer, Lost> {
+        let answer = match validate::refusal(facts) {
+            Some(refusal) => refusal,
+            None if matches!(facts.kind, RequestKind::Database | RequestKind::Container) => {
+                let _alone = self.structure.lock().await;
+                provision::answer(&self.service, self.provisioning, request).await?
+            }
+            None => self.service.forward(request).await?,
+        };
+        Ok(self.count(request, facts, answer))
+    }
+
+    fn count(&self, request: &Outgoing, facts: &Facts, answer: Answer) -> Answer {
+        self.counters.answered(facts.kind, &request.client, &answer);
+        answer
+    }
+}
+
+impl fmt::Debug for Wire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Wire")
+            .field("provisioning", &self.provisioning)
+            .field("latency", &self.latency)
+            .field("rules", &self.rules)
+            .finish_non_exhaustive()
+    }
+}
+
+fn refuse_operation(facts: &Facts, index: usize, status: u16, substatus: Option<u32>) -> Answer {
+    let operations = facts.body.as_ref().and_then(|body| body.as_array());
+    match operations {
+        Some(operations) => Answer::rolled_back(operations.len(), index, status, substatus),
+        None => Answer::refusal(status, substatus, "Refused by a rule on the wire."),
+    }
+}
+
+/// Sleeps, but not at all for no time: a timer of zero still yields.
+async fn pause(time: Duration) {
+    if !time.is_zero() {
+        tokio::time::sleep(time).await;
+    }
+}

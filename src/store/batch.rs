@@ -1,0 +1,194 @@
+//! Transactional batches: all operations of one partition, or none.
+//!
+//! A batch in which an operation failed comes back from the SDK as `Ok` with status 207. Here it is
+//! [`BatchOutcome::RolledBack`], a different type from [`Committed`], so that the one can't be taken for the other.
+
+use super::error::StoreError;
+use crate::model::{DocumentId, Partition};
+use azure_core::http::Etag;
+use azure_data_cosmos::{
+    options::{BatchDeleteOptions, BatchReplaceOptions, BatchUpsertOptions, Precondition},
+    TransactionalBatch,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// The service's limit on the operations of a batch.
+pub(crate) const MAX_OPERATIONS: usize = 100;
+/// The service's limit on a document, and on a batch as a whole, is 2 MB. What we count leaves room for what the service
+/// and the SDK add around a document: system properties, status codes, commas.
+pub(crate) const MAX_BYTES: usize = 2 * 1024 * 1024 - 64 * 1024;
+
+/// One operation of a batch. It can be stored, for a turn that does not fit one batch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "camelCase")]
+pub(crate) enum Operation {
+    /// Fails with 409 where the document is there.
+    Create { document: Value },
+    /// Creates or replaces, whatever is there.
+    Upsert { document: Value },
+    /// Fails with 404 where the document is missing, with 412 where it isn't as `if_match` says.
+    Replace { id: DocumentId, document: Value, if_match: Option<String> },
+    /// Fails with 404 where the document is missing, with 412 where it isn't as `if_match` says.
+    Delete { id: DocumentId, if_match: Option<String> },
+}
+
+impl Operation {
+    /// An operation that creates `document`.
+    pub(crate) fn create(document: &impl Serialize) -> Result<Self, StoreError> {
+        Ok(Self::Create { document: to_value(document)? })
+    }
+
+    /// An operation that creates or replaces `document`.
+    pub(crate) fn upsert(document: &impl Serialize) -> Result<Self, StoreError> {
+        Ok(Self::Upsert { document: to_value(document)? })
+    }
+
+    /// An operation that replaces `document` where it is as `if_match` says.
+    pub(crate) fn replace(
+        id: DocumentId,
+        document: &impl Serialize,
+        if_match: Option<&Etag>,
+    ) -> Result<Self, StoreError> {
+        let if_match = if_match.map(ToString::to_string);
+        Ok(Self::Replace { id, document: to_value(document)?, if_match })
+    }
+
+    /// An operation that deletes a document where it is as `if_match` says.
+    pub(crate) fn delete(id: DocumentId, if_match: Option<&Etag>) -> Self {
+        Self::Delete { id, if_match: if_match.map(ToString::to_string) }
+    }
+
+    /// The bytes that this operation adds to a batch.
+    pub(crate) fn size(&self) -> usize {
+        // Serialising into a counter costs no memory; the envelope is what the service's format puts around it.
+        const ENVELOPE: usize = 96;
+        let mut counter = Counter(0);
+        match self {
+            Self::Create { document } | Self::Upsert { document } | Self::Replace { document, .. } => {
+                // A Value always serialises, and the counter takes everything.
+                let _ = serde_json::to_writer(&mut counter, document);
+            }
+            Self::Delete { .. } => {}
+        }
+        counter.0 + ENVELOPE
+    }
+
+    /// The id of the document that this operation writes.
+    pub(crate) fn document_id(&self) -> &str {
+        match self {
+            Self::Create { document } | Self::Upsert { document } => {
+                document.get("id").and_then(Value::as_str).unwrap_or("a document without id")
+            }
+            Self::Replace { id, .. } | Self::Delete { id, .. } => id.as_str(),
+        }
+    }
+}
+
+struct Counter(usize);
+
+impl std::io::Write for Counter {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0 += bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+fn to_value(document: &impl Serialize) -> Result<Value, StoreError> {
+    serde_json::to_value(document)
+        .map_err(|e| StoreError::Malformed { detail: format!("a document can't be written as JSON: {e}") })
+}
+
+/// How a batch ended, where the service said so.
+#[derive(Debug)]
+pub(crate) enum BatchOutcome {
+    /// Every operation was done.
+    Committed(Committed),
+    /// No operation was done, because one of them failed.
+    RolledBack(RolledBack),
+}
+
+/// A batch that was done.
+#[derive(Debug)]
+pub(crate) struct Committed {
+    /// The ETag of each operation's document, in the order of the operations.
+    pub(crate) etags: Vec<Option<Etag>>,
+}
+
+impl Committed {
+    /// The ETag of the document that operation `index` wrote.
+    pub(crate) fn etag(&self, index: usize) -> Option<&Etag> {
+        self.etags.get(index).and_then(Option::as_ref)
+    }
+}
+
+/// A batch that was not done, seen from here: an answer may have been lost before, so the caller reads before it concludes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RolledBack {
+    /// The operation that failed.
+    pub(crate) index: usize,
+    /// Its status.
+    pub(crate) status: u16,
+    /// What the service asked to wait before the next attempt.
+    pub(crate) retry_after: Option<std::time::Duration>,
+}
+
+impl RolledBack {
+    /// Whether the operation failed for a reason that passes by itself, such as throttling.
+    pub(crate) fn is_passing(&self) -> bool {
+        matches!(self.status, 408 | 410 | 429 | 449 | 500 | 502 | 503 | 504)
+    }
+}
+
+/// Checks the limits and builds the SDK's batch.
+pub(super) fn build(partition: &Partition, operations: &[Operation]) -> Result<TransactionalBatch, StoreError> {
+    if operations.len() > MAX_OPERATIONS {
+        return Err(StoreError::Malformed {
+            detail: format!("a batch of {} operations, but the limit is {MAX_OPERATIONS}", operations.len()),
+        });
+    }
+    check_sizes(operations)?;
+    let mut batch = TransactionalBatch::new(partition);
+    for operation in operations {
+        batch = add(batch, operation).map_err(|e| StoreError::Malformed { detail: e.to_string() })?;
+    }
+    Ok(batch)
+}
+
+fn check_sizes(operations: &[Operation]) -> Result<(), StoreError> {
+    let sizes: Vec<usize> = operations.iter().map(Operation::size).collect();
+    let total: usize = sizes.iter().sum();
+    if total <= MAX_BYTES {
+        return Ok(());
+    }
+    let largest = sizes.iter().enumerate().max_by_key(|(_, size)| **size).map_or(0, |(index, _)| index);
+    if sizes[largest] > MAX_BYTES {
+        let document = format!("document {}", operations[largest].document_id());
+        return Err(StoreError::TooLarge { document, bytes: sizes[largest], limit: MAX_BYTES });
+    }
+    let document = format!("a batch of {} operations", operations.len());
+    Err(StoreError::TooLarge { document, bytes: total, limit: MAX_BYTES })
+}
+
+fn add(batch: TransactionalBatch, operation: &Operation) -> azure_data_cosmos::Result<TransactionalBatch> {
+    match operation {
+        Operation::Create { document } => batch.create_item(document),
+        Operation::Upsert { document } => batch.upsert_item(document, None::<BatchUpsertOptions>),
+        Operation::Replace { id, document, if_match } => {
+            let options = if_match.as_ref().map(|etag| {
+                BatchReplaceOptions::default().with_precondition(Precondition::IfMatch(Etag::from(etag.clone())))
+            });
+            batch.replace_item(id.as_str().to_owned(), document, options)
+        }
+        Operation::Delete { id, if_match } => {
+            let options = if_match.as_ref().map(|etag| {
+                BatchDeleteOptions::default().with_precondition(Precondition::IfMatch(Etag::from(etag.clone())))
+            });
+            Ok(batch.delete_item(id.as_str().to_owned(), options))
+        }
+    }
+}

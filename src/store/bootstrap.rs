@@ -1,0 +1,255 @@
+//! The container: made where that is allowed, and checked before anything is written to it.
+//!
+//! Two processes may start at once: a 409 means that the other one was faster. With Entra ID the data plane can create
+//! neither databases nor containers, so the container must be there, and what is wrong with it is said with the command
+//! that mends it.
+
+use super::{
+    error::{describe, StoreError},
+    indexing, Deadline, Place, Store, MAX_PAUSE, MIN_PAUSE,
+};
+use crate::config::{CosmosDBProviderConfig, Throughput};
+use azure_data_cosmos::{
+    models::{ContainerProperties, PartitionKeyDefinition, PartitionKeyVersion, ThroughputProperties, TimeToLive},
+    options::CreateContainerOptions,
+    ContainerClient, CosmosClient, CosmosError,
+};
+use futures::future::BoxFuture;
+use std::time::Duration;
+use tracing::{info, warn};
+
+/// The path of the partition key, which can't be changed once a container is there.
+pub(crate) const PARTITION_KEY_PATH: &str = "/instanceId";
+
+/// A new container may take a while.
+const TIME: Duration = Duration::from_secs(60);
+
+/// Opens the container, making it first where `config` allows that.
+pub(crate) async fn open(client: &CosmosClient, config: &CosmosDBProviderConfig) -> Result<Store, StoreError> {
+    let place = Place {
+        account: client.endpoint().host_str().unwrap_or("the account").to_owned(),
+        database: config.database().to_owned(),
+        container: config.container().to_owned(),
+        credential: config.credential_kind(),
+    };
+    let opening = Opening { client, config, place: &place, deadline: Deadline::after(TIME) };
+    let container = match opening.find().await? {
+        Some(container) => container,
+        None if config.create_if_missing() => opening.create().await?,
+        None => return Err(place.missing()),
+    };
+    opening.check(&container).await?;
+    Ok(Store::new(container, place))
+}
+
+struct Opening<'a> {
+    client: &'a CosmosClient,
+    config: &'a CosmosDBProviderConfig,
+    place: &'a Place,
+    deadline: Deadline,
+}
+
+/// The codes that setting up tells apart; the rest is an error.
+enum Setup<T> {
+    Done(T),
+    NotFound,
+    Conflict,
+}
+
+impl Opening<'_> {
+    async fn find(&self) -> Result<Option<ContainerClient>, StoreError> {
+        let database = self.client.database_client(self.place.database.clone());
+        let name = self.place.container.clone();
+        let found = self.ride_out(|| Box::pin(database.container_client(name.clone(), None))).await?;
+        match found {
+            Setup::Done(container) => Ok(Some(container)),
+            Setup::NotFound | Setup::Conflict => Ok(None),
+        }
+    }
+
+    async fn create(&self) -> Result<ContainerClient, StoreError> {
+        let Place { database, container, .. } = self.place;
+        info!(database, container, "creating the container, and the database where it is missing");
+        self.ride_out(|| Box::pin(self.client.create_database(database, None))).await?;
+        let client = self.client.database_client(database.clone());
+        let made = self
+            .ride_out(|| {
+                let options = creation_options(self.config.throughput());
+                Box::pin(client.create_container(properties(container), Some(options)))
+            })
+            .await?;
+        if let Setup::NotFound = made {
+            return Err(self.place.missing());
+        }
+        // Another process may have made it, and a container that was just made may take a moment to be seen.
+        let mut pause = MIN_PAUSE;
+        loop {
+            if let Some(found) = self.find().await? {
+                return Ok(found);
+            }
+            if self.deadline.passed() {
+                return Err(self.place.missing());
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(MAX_PAUSE);
+        }
+    }
+
+    async fn check(&self, container: &ContainerClient) -> Result<(), StoreError> {
+        let Setup::Done(response) = self.ride_out(|| Box::pin(container.read(None))).await? else {
+            return Err(self.place.missing());
+        };
+        let properties = response
+            .into_model()
+            .map_err(|e| StoreError::Malformed { detail: format!("the container's properties: {}", describe(&e)) })?;
+        self.check_partition_key(&properties.partition_key)?;
+        self.check_index(&properties)?;
+        if properties.default_ttl == TimeToLive::Forever {
+            warn!(
+                container = self.place.container,
+                "time to live is off: markers of delivered messages stay until their instance is deleted. \
+                 Turn it on with: {}",
+                update_command(self.place, "--ttl -1")
+            );
+        }
+        Ok(())
+    }
+
+    fn check_partition_key(&self, key: &PartitionKeyDefinition) -> Result<(), StoreError> {
+        let paths: Vec<&str> = key.paths().iter().map(AsRef::as_ref).collect();
+        let problem = if paths != [PARTITION_KEY_PATH] {
+            format!("its partition key is {}, but must be {PARTITION_KEY_PATH}", paths.join(", "))
+        } else if key.version() != PartitionKeyVersion::V2 {
+            "its partition key is of version 1, which takes values of 101 bytes only; it must be version 2".to_owned()
+        } else {
+            return Ok(());
+        };
+        let remedy = format!(
+            "A partition key can't be changed: name another container, or delete this one and run `{}`",
+            create_command(self.place)
+        );
+        Err(StoreError::Unfit { container: self.place.container.clone(), problem, remedy })
+    }
+
+    fn check_index(&self, properties: &ContainerProperties) -> Result<(), StoreError> {
+        let missing = indexing::missing_paths(properties.indexing_policy.as_ref());
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let problem = format!("its index does not cover {}", missing.join(", "));
+        let remedy =
+            format!("Run `{}`", update_command(self.place, &format!("--idx '{}'", policy_json())));
+        Err(StoreError::Unfit { container: self.place.container.clone(), problem, remedy })
+    }
+
+    /// Repeats an attempt while the service is throttling or away.
+    async fn ride_out<'x, T>(
+        &self,
+        mut attempt: impl FnMut() -> BoxFuture<'x, Result<T, CosmosError>>,
+    ) -> Result<Setup<T>, StoreError> {
+        let mut pause = MIN_PAUSE;
+        loop {
+            let error = match tokio::time::timeout_at(self.deadline.instant(), attempt()).await {
+                Ok(Ok(value)) => return Ok(Setup::Done(value)),
+                Ok(Err(error)) => error,
+                Err(_) => {
+                    let detail = format!("{} did not answer within {} s", self.place.account, TIME.as_secs());
+                    return Err(StoreError::Unavailable { detail });
+                }
+            };
+            match u16::from(error.status().status_code()) {
+                404 => return Ok(Setup::NotFound),
+                409 => return Ok(Setup::Conflict),
+                401 | 403 if error.is_from_wire() => return Err(self.denied(&error)),
+                408 | 410 | 429 | 449 | 500 | 502 | 503 | 504 if !self.deadline.passed() => {}
+                401 if !self.deadline.passed() => return Err(self.no_token(&error)),
+                _ => return Err(StoreError::Malformed { detail: self.context(&error) }),
+            }
+            tokio::time::sleep(pause.min(self.deadline.remaining())).await;
+            if self.deadline.passed() {
+                return Err(StoreError::Unavailable { detail: self.context(&error) });
+            }
+            pause = (pause * 2).min(MAX_PAUSE);
+        }
+    }
+
+    /// With Entra ID a refusal to create says nothing about reading and writing documents.
+    fn denied(&self, error: &CosmosError) -> StoreError {
+        let forbidden = u16::from(error.status().status_code()) == 403;
+        let entra = self.config.credential().is_some_and(|c| !c.is_key());
+        if forbidden && entra && self.config.create_if_missing() {
+            return StoreError::Denied {
+                credential: self.place.credential.clone(),
+                detail: describe(error),
+                advice: format!(
+                    "Entra ID can create neither databases nor containers: run `{}` and set create_if_missing to false",
+                    create_command(self.place)
+                ),
+            };
+        }
+        self.place.denied(describe(error))
+    }
+
+    fn no_token(&self, error: &CosmosError) -> StoreError {
+        StoreError::Denied {
+            credential: self.place.credential.clone(),
+            detail: describe(error),
+            advice: "The credential gave no token: check COSMOS_CREDENTIAL and the AZURE_* variables, or sign in with \
+                     `az login`"
+                .to_owned(),
+        }
+    }
+
+    fn context(&self, error: &CosmosError) -> String {
+        format!("{} answered {}", self.place.account, describe(error))
+    }
+}
+
+/// The properties of a container that we create.
+pub(crate) fn properties(name: &str) -> ContainerProperties {
+    let key = PartitionKeyDefinition::from(PARTITION_KEY_PATH).with_version(PartitionKeyVersion::V2);
+    ContainerProperties::new(name.to_owned(), key)
+        .with_indexing_policy(indexing::policy())
+        // No default, but documents may carry one: the markers of what was delivered do.
+        .with_default_ttl(TimeToLive::NoDefault)
+}
+
+fn creation_options(throughput: Throughput) -> CreateContainerOptions {
+    let options = CreateContainerOptions::default();
+    match throughput {
+        Throughput::ServerlessOrShared => options,
+        Throughput::Manual(ru) => options.with_throughput(ThroughputProperties::manual(ru)),
+        Throughput::Autoscale(max) => options.with_throughput(ThroughputProperties::autoscale(max, None)),
+    }
+}
+
+/// The indexing policy as `az` wants it.
+pub(crate) fn policy_json() -> String {
+    // A policy is strings and lists of strings, which always serialise.
+    serde_json::to_string(&indexing::policy()).unwrap_or_default()
+}
+
+fn account_name(place: &Place) -> &str {
+    place.account.split('.').next().unwrap_or(&place.account)
+}
+
+/// The command that creates the container, with its index.
+pub(crate) fn create_command(place: &Place) -> String {
+    format!(
+        "az cosmosdb sql container create --account-name {} --resource-group <group> --database-name {} --name {} \
+         --partition-key-path {PARTITION_KEY_PATH} --partition-key-version 2 --ttl -1 --idx '{}'",
+        account_name(place),
+        place.database,
+        place.container,
+        policy_json()
+    )
+}
+
+fn update_command(place: &Place, change: &str) -> String {
+    format!(
+        "az cosmosdb sql container update --account-name {} --resource-group <group> --database-name {} --name {} {change}",
+        account_name(place),
+        place.database,
+        place.container
+    )
+}

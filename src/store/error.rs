@@ -1,0 +1,190 @@
+//! What can go wrong with the service, in our terms.
+//!
+//! [`classify`] is DESIGN.md's error table: what the SDK says becomes a [`Verdict`], and the store either rides it out,
+//! hands it to the caller as an outcome of the write, or returns it as a [`StoreError`].
+
+use azure_data_cosmos::CosmosError;
+use duroxide::providers::ProviderError;
+use std::time::Duration;
+
+/// A failure that the store could not ride out or that no waiting mends. Never holds a secret.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// The service was throttling or out of reach until the caller's time was up. Nothing was changed.
+    #[error("the service did not serve the request in time: {detail}")]
+    Unavailable {
+        /// What the last attempt met.
+        detail: String,
+    },
+    /// The caller's time was up with a write on its way: it may have happened.
+    #[error("it is not known whether the write happened: {detail}")]
+    OutcomeUnknown {
+        /// What the last attempt met.
+        detail: String,
+    },
+    /// The service refused what was sent (400), and would again.
+    #[error("the service refused {document}: {detail}")]
+    Rejected {
+        /// The document or query that was refused.
+        document: String,
+        /// The service's reason.
+        detail: String,
+    },
+    /// A document or batch over the service's limit (413, or seen before it was sent).
+    #[error("{document} has {bytes} bytes, but the limit is {limit}")]
+    TooLarge {
+        /// What is too large.
+        document: String,
+        /// Its size.
+        bytes: usize,
+        /// The limit that it passes.
+        limit: usize,
+    },
+    /// The credential was refused (401, 403).
+    #[error("access denied with {credential}: {detail}. {advice}")]
+    Denied {
+        /// The kind of credential in use, never the credential itself.
+        credential: String,
+        /// The service's reason.
+        detail: String,
+        /// What to set or assign.
+        advice: String,
+    },
+    /// The logical partition has reached its 20 GB (403/1014).
+    #[error("the partition {partition} is full (20 GB): prune or delete old executions of that instance")]
+    PartitionFull {
+        /// The partition that is full.
+        partition: String,
+    },
+    /// The database or the container is not there.
+    #[error("{what} does not exist: create it with `{command}`")]
+    Missing {
+        /// What is missing.
+        what: String,
+        /// The command that creates it.
+        command: String,
+    },
+    /// The container is there but does not fit what the provider needs.
+    #[error("the container {container} does not fit: {problem}. {remedy}")]
+    Unfit {
+        /// The container's name.
+        container: String,
+        /// What is wrong with it.
+        problem: String,
+        /// The command that mends it.
+        remedy: String,
+    },
+    /// A document or answer that could not be written or read as JSON, or an answer that makes no sense.
+    #[error("{detail}")]
+    Malformed {
+        /// What could not be understood.
+        detail: String,
+    },
+}
+
+impl StoreError {
+    /// Whether the same call may succeed later.
+    pub fn is_passing(&self) -> bool {
+        matches!(self, Self::Unavailable { .. } | Self::OutcomeUnknown { .. })
+    }
+
+    /// Whether the turn or item itself can't be stored, whoever tries.
+    pub fn is_unstorable(&self) -> bool {
+        matches!(self, Self::Rejected { .. } | Self::TooLarge { .. })
+    }
+
+    /// The error as duroxide's runtime reads it.
+    pub(crate) fn into_provider_error(self, operation: &str) -> ProviderError {
+        if self.is_passing() {
+            ProviderError::retryable(operation, self.to_string())
+        } else {
+            ProviderError::permanent(operation, self.to_string())
+        }
+    }
+}
+
+/// What the answer to one attempt means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Try again. `applied` tells whether the attempt may have changed something.
+    Retry { after: Option<Duration>, applied: Applied },
+    /// 404 on the document itself.
+    Absent,
+    /// 409: a document with this id is there.
+    Exists,
+    /// 412: the document is not as the condition says.
+    Stale,
+    /// 400.
+    Rejected,
+    /// 413.
+    TooLarge,
+    /// 401, 403.
+    Denied,
+    /// 403/1014.
+    Full,
+    /// 404 on the container or database.
+    ContainerMissing,
+    /// Nothing that waiting mends.
+    Broken,
+}
+
+/// Whether an attempt that failed may have happened all the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Applied {
+    /// The service said that it did nothing.
+    No,
+    /// Nobody knows.
+    Perhaps,
+}
+
+/// Substatus of a logical partition that has reached its size limit.
+const PARTITION_FULL: u16 = 1_014;
+/// Substatus of a 404 that means the container or database, not the document.
+const OWNER_NOT_FOUND: u16 = 1_003;
+/// Substatus of a token that the credential could not get.
+const TOKEN_NOT_HAD: u16 = 20_402;
+
+/// Reads one failed attempt.
+pub(crate) fn classify(error: &CosmosError) -> Verdict {
+    let status = error.status();
+    let code = u16::from(status.status_code());
+    let substatus = status.sub_status().map_or(0, |s| s.value());
+    // The SDK sends a write again by itself: then its last answer says nothing about the first.
+    let sent_once = error.diagnostics().is_none_or(|d| d.request_count() <= 1);
+    let refused = if sent_once { Applied::No } else { Applied::Perhaps };
+    match (code, substatus) {
+        (401, TOKEN_NOT_HAD) => Verdict::Retry { after: None, applied: Applied::No },
+        (403, PARTITION_FULL) => Verdict::Full,
+        (401 | 403, _) => Verdict::Denied,
+        (404, OWNER_NOT_FOUND) => Verdict::ContainerMissing,
+        (404, _) => Verdict::Absent,
+        (409, _) => Verdict::Exists,
+        (412, _) => Verdict::Stale,
+        (400, _) => Verdict::Rejected,
+        (413, _) => Verdict::TooLarge,
+        (429 | 449, _) => Verdict::Retry { after: retry_after(error), applied: refused },
+        // A 500 that the SDK made up itself is a fault in what we sent or in how it read the answer.
+        (500, _) if !error.is_from_wire() => Verdict::Broken,
+        (408 | 410 | 500 | 502 | 503 | 504, _) => Verdict::Retry { after: None, applied: Applied::Perhaps },
+        _ => Verdict::Broken,
+    }
+}
+
+fn retry_after(error: &CosmosError) -> Option<Duration> {
+    error.response().and_then(|r| r.headers().retry_after_ms).map(Duration::from_millis)
+}
+
+/// The status and the first words of an error: enough to look it up, too little to leak.
+pub(crate) fn describe(error: &CosmosError) -> String {
+    let status = error.status();
+    let code = u16::from(status.status_code());
+    let substatus = status.sub_status().map_or(0, |s| s.value());
+    let text = error.to_string();
+    let line = text.lines().next().unwrap_or_default();
+    let short: String = line.chars().take(240).collect();
+    match status.name() {
+        Some(name) => format!("{code}/{substatus} {name}: {short}"),
+        None => format!("{code}/{substatus}: {short}"),
+    }
+}

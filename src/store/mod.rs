@@ -1,0 +1,583 @@
+//! The store room: the only code that talks to the SDK.
+//!
+//! Every operation takes a [`Deadline`], rides out throttling and outages until then, and returns a typed outcome. Three
+//! endings of a write are told apart:
+//!
+//! - **done**: the service said so;
+//! - **refused** (404, 409, 412, or a batch rolled back): the service said so, but an earlier attempt of the same call may
+//!   have been done with its answer lost, so a caller reads the document before it concludes that it lost a race;
+//! - **unknown** ([`StoreError::OutcomeUnknown`]): the time was up with an attempt on its way.
+
+mod accounting;
+pub(crate) mod batch;
+pub(crate) mod bootstrap;
+pub(crate) mod connect;
+mod deadline;
+pub(crate) mod error;
+pub(crate) mod indexing;
+pub(crate) mod queries;
+#[cfg(test)]
+mod tests;
+
+pub use accounting::{OperationKind, OperationStatistics, RequestStatistics};
+pub(crate) use batch::{BatchOutcome, Committed, Operation, RolledBack};
+pub(crate) use deadline::Deadline;
+pub use error::StoreError;
+pub(crate) use queries::Statement;
+
+use crate::model::{DocumentId, Partition};
+use accounting::Accounting;
+use azure_core::http::Etag;
+use azure_data_cosmos::{
+    models::{BatchResponse, ItemResponse},
+    options::{
+        BatchOptions, EndToEndOperationLatencyPolicy, FeedOptions, ItemReadOptions, ItemWriteOptions,
+        MaxItemCountHint, OperationOptions, OperationOptionsBuilder, Precondition, QueryOptions,
+        ReadConsistencyStrategy, ThrottlingRetryOptionsBuilder,
+    },
+    ContainerClient, CosmosError, FeedScope,
+};
+use error::{classify, describe, Applied, Verdict};
+use futures::{future::BoxFuture, StreamExt};
+use serde::{de::DeserializeOwned, Serialize};
+use std::{sync::Arc, time::Duration};
+use tracing::{debug, field, Instrument, Span};
+
+/// The first pause between two attempts; it doubles up to [`MAX_PAUSE`].
+const MIN_PAUSE: Duration = Duration::from_millis(10);
+const MAX_PAUSE: Duration = Duration::from_millis(500);
+/// The SDK refuses a shorter end-to-end time; our own timer cuts off below it.
+const MIN_SDK_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How a write of one document ended, where the service said so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum WriteOutcome {
+    /// It was done; the document's new ETag.
+    Done(Etag),
+    /// It was not done by the last attempt.
+    Refused(Refusal),
+}
+
+/// Why a write of one document was refused. See the module's note: read before you conclude.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// The document is not there.
+    Absent,
+    /// A document with this id is there.
+    Exists,
+    /// The document is not as the condition says.
+    Stale,
+}
+
+/// Which writes a read must see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Freshness {
+    /// What this process has written and been told about, at least.
+    Session,
+    /// Everything that was committed, answers that never came included.
+    LatestCommitted,
+}
+
+/// A document as it was read, with the ETag that it had.
+#[derive(Clone, Debug)]
+pub(crate) struct Versioned<T> {
+    pub(crate) document: T,
+    pub(crate) etag: Etag,
+}
+
+/// The container, as the rest of the provider sees it.
+#[derive(Clone)]
+pub(crate) struct Store {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    container: ContainerClient,
+    accounting: Accounting,
+    place: Place,
+    /// At most this many physical partitions are asked by one query.
+    max_fan_out: u32,
+}
+
+/// Where the container is and how we sign in, for messages that help.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    pub(crate) account: String,
+    pub(crate) database: String,
+    pub(crate) container: String,
+    pub(crate) credential: String,
+}
+
+impl Store {
+    pub(crate) fn new(container: ContainerClient, place: Place) -> Self {
+        let inner = Inner { container, accounting: Accounting::default(), place, max_fan_out: 10_000 };
+        Self { inner: Arc::new(inner) }
+    }
+
+    pub(crate) fn statistics(&self) -> RequestStatistics {
+        self.inner.accounting.statistics()
+    }
+
+    /// Creates a document. [`Refusal::Exists`] may mean that an earlier attempt of this very call did it.
+    pub(crate) async fn create<T: Serialize + Sync>(
+        &self,
+        partition: &Partition,
+        id: &DocumentId,
+        document: &T,
+        deadline: Deadline,
+    ) -> Result<WriteOutcome, StoreError> {
+        let call = self.call(OperationKind::Create, partition, id.as_str(), deadline);
+        let body = to_body(document, id)?;
+        self.write(call, |options| {
+            let options = ItemWriteOptions::default().with_operation_options(options);
+            let container = &self.inner.container;
+            Box::pin(container.create_item(partition, id.as_str(), &body, Some(options)))
+        })
+        .await
+    }
+
+    /// Replaces a document that is as `if_match` says.
+    pub(crate) async fn replace<T: Serialize + Sync>(
+        &self,
+        partition: &Partition,
+        id: &DocumentId,
+        document: &T,
+        if_match: Option<&Etag>,
+        deadline: Deadline,
+    ) -> Result<WriteOutcome, StoreError> {
+        let call = self.call(OperationKind::Replace, partition, id.as_str(), deadline);
+        let body = to_body(document, id)?;
+        self.write(call, |options| {
+            let options = write_options(options, if_match);
+            let container = &self.inner.container;
+            Box::pin(container.replace_item(partition, id.as_str(), &body, Some(options)))
+        })
+        .await
+    }
+
+    /// Creates or replaces a document; with `if_match`, only where it is as that says.
+    #[cfg_attr(not(test), allow(dead_code))]
+    pub(crate) async fn upsert<T: Serialize + Sync>(
+        &self,
+        partition: &Partition,
+        id: &DocumentId,
+        document: &T,
+        if_match: Option<&Etag>,
+        deadline: Deadline,
+    ) -> Result<WriteOutcome, StoreError> {
+        let call = self.call(OperationKind::Upsert, partition, id.as_str(), deadline);
+        let body = to_body(document, id)?;
+        self.write(call, |options| {
+            let options = write_options(options, if_match);
+            let container = &self.inner.container;
+            Box::pin(container.upsert_item(partition, id.as_str(), &body, Some(options)))
+        })
+        .await
+    }
+
+    /// Deletes a document. [`Refusal::Absent`] may mean that an earlier attempt of this very call did it.
+    pub(crate) async fn delete(
+        &self,
+        partition: &Partition,
+        id: &DocumentId,
+        if_match: Option<&Etag>,
+        deadline: Deadline,
+    ) -> Result<WriteOutcome, StoreError> {
+        let call = self.call(OperationKind::Delete, partition, id.as_str(), deadline);
+        self.write(call, |options| {
+            let options = write_options(options, if_match);
+            Box::pin(self.inner.container.delete_item(partition, id.as_str(), Some(options)))
+        })
+        .await
+    }
+
+    /// Reads a document by its id.
+    pub(crate) async fn read<T: DeserializeOwned>(
+        &self,
+        partition: &Partition,
+        id: &DocumentId,
+        freshness: Freshness,
+        deadline: Deadline,
+    ) -> Result<Option<Versioned<T>>, StoreError> {
+        let call = self.call(OperationKind::Read, partition, id.as_str(), deadline);
+        let span = call.span.clone();
+        let reading = self.ride_out(call, |mut options| {
+            if freshness == Freshness::LatestCommitted {
+                options.read_consistency_strategy = Some(ReadConsistencyStrategy::LatestCommitted);
+            }
+            let options = ItemReadOptions::default().with_operation_options(options);
+            Box::pin(self.inner.container.read_item(partition, id.as_str(), Some(options)))
+        });
+        let response = match reading.instrument(span).await? {
+            Answer::Response(response) => response,
+            Answer::Refused(_) => return Ok(None),
+        };
+        let etag = response.headers().etag().cloned().ok_or_else(|| no_etag(id.as_str()))?;
+        let document = response.into_model().map_err(|e| unreadable(id.as_str(), &e))?;
+        Ok(Some(Versioned { document, etag }))
+    }
+
+    /// Does all operations in one partition, or none.
+    pub(crate) async fn batch(
+        &self,
+        partition: &Partition,
+        operations: &[Operation],
+        deadline: Deadline,
+    ) -> Result<BatchOutcome, StoreError> {
+        let batch = batch::build(partition, operations)?;
+        let mut pause = MIN_PAUSE;
+        loop {
+            let call = self.call(OperationKind::Batch, partition, "", deadline);
+            let span = call.span.clone();
+            let sending = self.ride_out(call, |options| {
+                let options = BatchOptions::default().with_operation_options(options);
+                let container = &self.inner.container;
+                Box::pin(container.execute_transactional_batch(batch.clone(), Some(options)))
+            });
+            let response = match sending.instrument(span).await? {
+                Answer::Response(response) => response,
+                Answer::Refused(refusal) => return Err(odd_batch(refusal)),
+            };
+            match read_batch(response, operations.len())? {
+                // An operation's own 429 or 449 comes inside the 207 and is never retried by the SDK.
+                BatchOutcome::RolledBack(back) if back.is_passing() && !deadline.passed() => {
+                    self.inner.accounting.record_retry(OperationKind::Batch, back.status == 429);
+                    self.pause(&mut pause, back.retry_after, deadline).await;
+                    if deadline.passed() {
+                        let detail = format!("an operation of the batch was answered {}", back.status);
+                        return Err(StoreError::Unavailable { detail });
+                    }
+                }
+                outcome => return Ok(outcome),
+            }
+        }
+    }
+
+    /// Asks one logical partition; returns everything that matches.
+    pub(crate) async fn query_partition<T: DeserializeOwned + Send + 'static>(
+        &self,
+        partition: &Partition,
+        statement: Statement,
+        deadline: Deadline,
+    ) -> Result<Vec<T>, StoreError> {
+        let call = self.call(OperationKind::PartitionQuery, partition, statement.name(), deadline);
+        self.query(call, statement, FeedScope::partition(partition)).await
+    }
+
+    /// Asks the whole container; returns everything that matches, so the statement bounds it.
+    pub(crate) async fn query_container<T: DeserializeOwned + Send + 'static>(
+        &self,
+        statement: Statement,
+        deadline: Deadline,
+    ) -> Result<Vec<T>, StoreError> {
+        let anywhere = Partition::system("any");
+        let call = self.call(OperationKind::ContainerQuery, &anywhere, statement.name(), deadline);
+        self.query(call, statement, FeedScope::full_container()).await
+    }
+
+    async fn query<T: DeserializeOwned + Send + 'static>(
+        &self,
+        call: Call,
+        statement: Statement,
+        scope: FeedScope,
+    ) -> Result<Vec<T>, StoreError> {
+        let (kind, span, name) = (call.kind, call.span.clone(), statement.name());
+        let query = statement.into_query()?;
+        let asking = self.ride_out(call, |options| {
+            let feed = FeedOptions::default()
+                .with_max_item_count(MaxItemCountHint::ServerDecides)
+                .with_max_fan_out(self.inner.max_fan_out);
+            let options = QueryOptions::default().with_operation_options(options).with_feed_options(feed);
+            Box::pin(self.all_pages(kind, query.clone(), scope.clone(), options))
+        });
+        match asking.instrument(span).await? {
+            Answer::Response(Pages(items)) => Ok(items),
+            Answer::Refused(refusal) => {
+                Err(StoreError::Malformed { detail: format!("the query {name} was answered {refusal:?}") })
+            }
+        }
+    }
+
+    /// Drains a query. A page that fails fails the whole: the retry asks again from the start.
+    async fn all_pages<T: DeserializeOwned + Send + 'static>(
+        &self,
+        kind: OperationKind,
+        query: azure_data_cosmos::Query,
+        scope: FeedScope,
+        options: QueryOptions,
+    ) -> Result<Pages<T>, CosmosError> {
+        let mut items = Vec::new();
+        let mut pages = self.inner.container.query_items::<T>(query, scope, Some(options)).await?.into_pages();
+        while let Some(page) = pages.next().await {
+            let page = page?;
+            let charge = page.headers().request_charge().map_or(0.0, |c| c.value());
+            self.inner.accounting.record(kind, page.diagnostics().request_count(), charge);
+            items.extend(page.into_items());
+        }
+        Ok(Pages(items))
+    }
+
+    async fn write<'x>(
+        &self,
+        call: Call,
+        attempt: impl FnMut(OperationOptions) -> BoxFuture<'x, Result<ItemResponse, CosmosError>>,
+    ) -> Result<WriteOutcome, StoreError> {
+        let (span, id) = (call.span.clone(), call.document.clone());
+        match self.ride_out(call, attempt).instrument(span).await? {
+            Answer::Refused(refusal) => Ok(WriteOutcome::Refused(refusal)),
+            Answer::Response(response) => {
+                // A delete has no ETag to give.
+                let etag = response.headers().etag().cloned();
+                match etag {
+                    Some(etag) => Ok(WriteOutcome::Done(etag)),
+                    None if u16::from(response.status().status_code()) == 204 => {
+                        Ok(WriteOutcome::Done(Etag::from("")))
+                    }
+                    None => Err(no_etag(&id)),
+                }
+            }
+        }
+    }
+
+    /// Repeats an attempt until it is answered for good or the deadline has passed.
+    async fn ride_out<'x, R: Response>(
+        &self,
+        call: Call,
+        mut attempt: impl FnMut(OperationOptions) -> BoxFuture<'x, Result<R, CosmosError>>,
+    ) -> Result<Answer<R>, StoreError> {
+        let mut pause = MIN_PAUSE;
+        let mut applied = Applied::No;
+        loop {
+            let options = operation_options(call.deadline);
+            let outcome = tokio::time::timeout_at(call.deadline.instant(), attempt(options)).await;
+            let error = match outcome {
+                Ok(Ok(response)) => {
+                    self.account(&call, response.requests(), response.charge());
+                    return Ok(Answer::Response(response));
+                }
+                Ok(Err(error)) => error,
+                Err(_) => {
+                    return Err(call.give_up(Applied::Perhaps, "the deadline passed while the request was on its way"))
+                }
+            };
+            self.account_failure(&call, &error);
+            match classify(&error) {
+                Verdict::Absent => return Ok(Answer::Refused(Refusal::Absent)),
+                Verdict::Exists => return Ok(Answer::Refused(Refusal::Exists)),
+                Verdict::Stale => return Ok(Answer::Refused(Refusal::Stale)),
+                Verdict::Retry { after, applied: this_one } => {
+                    if this_one == Applied::Perhaps {
+                        applied = Applied::Perhaps;
+                    }
+                    let throttled = u16::from(error.status().status_code()) == 429;
+                    self.inner.accounting.record_retry(call.kind, throttled);
+                    self.pause(&mut pause, after, call.deadline).await;
+                    if call.deadline.passed() {
+                        return Err(call.give_up(applied, &describe(&error)));
+                    }
+                }
+                verdict => return Err(self.explain(&call, verdict, &error)),
+            }
+        }
+    }
+
+    /// Waits before the next attempt: what the service asked for, or a doubling pause with some jitter.
+    async fn pause(&self, pause: &mut Duration, asked: Option<Duration>, deadline: Deadline) {
+        let jitter = f64::from(uuid::Uuid::new_v4().as_bytes()[0]) / 512.0;
+        let wait = asked.unwrap_or(*pause).mul_f64(0.75 + jitter);
+        *pause = (*pause * 2).min(MAX_PAUSE);
+        tokio::time::sleep(wait.min(deadline.remaining())).await;
+    }
+
+    fn account(&self, call: &Call, requests: usize, charge: f64) {
+        // Queries have counted their pages already.
+        if requests > 0 {
+            self.inner.accounting.record(call.kind, requests, charge);
+        }
+        call.span.record("charge", charge);
+        debug!(charge, requests, "{} {}", call.kind.as_str(), call.document);
+    }
+
+    fn account_failure(&self, call: &Call, error: &CosmosError) {
+        let requests = error.diagnostics().map_or(1, |d| d.request_count());
+        let charge = error.diagnostics().map_or(0.0, |d| d.total_request_charge().value());
+        self.inner.accounting.record(call.kind, requests, charge);
+        call.span.record("charge", charge);
+        debug!(charge, requests, failure = %describe(error), "{} {}", call.kind.as_str(), call.document);
+    }
+
+    fn explain(&self, call: &Call, verdict: Verdict, error: &CosmosError) -> StoreError {
+        let place = &self.inner.place;
+        let detail = describe(error);
+        let document = if call.document.is_empty() { "a batch".to_owned() } else { call.document.clone() };
+        match verdict {
+            Verdict::Rejected => StoreError::Rejected { document, detail },
+            Verdict::TooLarge => StoreError::Rejected { document, detail: format!("it is over the 2 MB limit: {detail}") },
+            Verdict::Full => StoreError::PartitionFull { partition: call.partition.clone() },
+            Verdict::Denied => place.denied(detail),
+            Verdict::ContainerMissing => place.missing(),
+            _ => StoreError::Malformed { detail },
+        }
+    }
+
+    fn call(&self, kind: OperationKind, partition: &Partition, document: &str, deadline: Deadline) -> Call {
+        let span = tracing::debug_span!(
+            "cosmos",
+            operation = kind.as_str(),
+            instance_id = partition.instance_id(),
+            document,
+            charge = field::Empty,
+        );
+        let (partition, document) = (partition.to_string(), document.to_owned());
+        Call { kind, partition, document, deadline, span }
+    }
+}
+
+/// One call of the store: what it is, and how long it may take.
+struct Call {
+    kind: OperationKind,
+    partition: String,
+    document: String,
+    deadline: Deadline,
+    span: Span,
+}
+
+impl Call {
+    fn give_up(&self, applied: Applied, detail: &str) -> StoreError {
+        let detail = format!("{} {}: {detail}", self.kind.as_str(), self.document);
+        let writes = !matches!(
+            self.kind,
+            OperationKind::Read | OperationKind::PartitionQuery | OperationKind::ContainerQuery
+        );
+        match applied {
+            Applied::Perhaps if writes => StoreError::OutcomeUnknown { detail },
+            _ => StoreError::Unavailable { detail },
+        }
+    }
+}
+
+/// The answer to a call: what was asked for, or one of the refusals that a caller handles.
+enum Answer<R> {
+    Response(R),
+    Refused(Refusal),
+}
+
+/// What the accounting wants to know of an answer.
+trait Response {
+    fn requests(&self) -> usize;
+    fn charge(&self) -> f64;
+}
+
+impl Response for ItemResponse {
+    fn requests(&self) -> usize {
+        self.diagnostics().request_count()
+    }
+
+    fn charge(&self) -> f64 {
+        self.headers().request_charge().map_or(0.0, |c| c.value())
+    }
+}
+
+impl Response for BatchResponse {
+    fn requests(&self) -> usize {
+        self.diagnostics().request_count()
+    }
+
+    fn charge(&self) -> f64 {
+        self.headers().request_charge().map_or(0.0, |c| c.value())
+    }
+}
+
+/// All items of a query, whose pages were counted one by one.
+struct Pages<T>(Vec<T>);
+
+impl<T> Response for Pages<T> {
+    fn requests(&self) -> usize {
+        0
+    }
+
+    fn charge(&self) -> f64 {
+        0.0
+    }
+}
+
+impl Place {
+    fn denied(&self, detail: String) -> StoreError {
+        let advice = if self.credential.contains("key") || self.credential.contains("connection string") {
+            "Check that the key belongs to this account and that local authentication is not disabled \
+             (disableLocalAuth): if it is, sign in with Entra ID"
+                .to_owned()
+        } else {
+            format!(
+                "Assign the role 'Cosmos DB Built-in Data Contributor' to the identity: az cosmosdb sql role assignment \
+                 create --account-name <account of {}> --resource-group <group> --scope / --principal-id <object id> \
+                 --role-definition-id 00000000-0000-0000-0000-000000000002",
+                self.account
+            )
+        };
+        StoreError::Denied { credential: self.credential.clone(), detail, advice }
+    }
+
+    fn missing(&self) -> StoreError {
+        StoreError::Missing {
+            what: format!("the container {} in database {}", self.container, self.database),
+            command: bootstrap::create_command(self),
+        }
+    }
+}
+
+/// Write options that say what the SDK may do by itself: not more than the time that is left.
+fn operation_options(deadline: Deadline) -> OperationOptions {
+    // We wait between attempts ourselves, so that a caller with a short lock hears in time.
+    let throttling = ThrottlingRetryOptionsBuilder::new().with_max_retry_count(0).build();
+    OperationOptionsBuilder::new()
+        .with_end_to_end_latency_policy(EndToEndOperationLatencyPolicy::new(
+            deadline.remaining().max(MIN_SDK_TIMEOUT),
+        ))
+        .with_throttling_retry_options(throttling)
+        .build()
+}
+
+fn write_options(options: OperationOptions, if_match: Option<&Etag>) -> ItemWriteOptions {
+    let options = ItemWriteOptions::default().with_operation_options(options);
+    match if_match {
+        Some(etag) => options.with_precondition(Precondition::IfMatch(etag.clone())),
+        None => options,
+    }
+}
+
+fn to_body(document: &impl Serialize, id: &DocumentId) -> Result<serde_json::Value, StoreError> {
+    serde_json::to_value(document)
+        .map_err(|e| StoreError::Malformed { detail: format!("document {id} can't be written as JSON: {e}") })
+}
+
+fn no_etag(document: &str) -> StoreError {
+    StoreError::Malformed { detail: format!("the service's answer for {document} has no ETag") }
+}
+
+fn unreadable(document: &str, error: &CosmosError) -> StoreError {
+    StoreError::Malformed { detail: format!("document {document} can't be read: {}", describe(error)) }
+}
+
+fn odd_batch(refusal: Refusal) -> StoreError {
+    StoreError::Malformed { detail: format!("a batch as a whole was answered {refusal:?}") }
+}
+
+/// Reads the answer to a batch, which is `Ok` for the SDK even where nothing was done.
+fn read_batch(response: BatchResponse, operations: usize) -> Result<BatchOutcome, StoreError> {
+    let status = u16::from(response.status().status_code());
+    let answer = response.into_model().map_err(|e| unreadable("of a batch's answer", &e))?;
+    let results = answer.results();
+    // In a batch that was rolled back, every operation but the one that failed says 424.
+    let failed = results.iter().position(|r| !r.is_success() && r.status_code() != 424);
+    if let Some(index) = failed {
+        let (status, retry_after) = (results[index].status_code(), results[index].retry_after());
+        return Ok(BatchOutcome::RolledBack(RolledBack { index, status, retry_after }));
+    }
+    if status == 207 || results.len() != operations || results.iter().any(|r| !r.is_success()) {
+        let detail = format!("a batch of {operations} operations was answered {status} with {} results", results.len());
+        return Err(StoreError::Malformed { detail });
+    }
+    let etags = results.iter().map(|r| r.etag().map(Etag::from)).collect();
+    Ok(BatchOutcome::Committed(Committed { etags }))
+}

@@ -1,0 +1,1 @@
+//! The store room against the local account.
