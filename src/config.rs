@@ -17,8 +17,7 @@ pub use error::ConfigError;
 use error::Problems;
 
 /// Bounds that the SDK's connection pool sets for one HTTP attempt.
-const REQUEST_TIMEOUT_BOUNDS: (Duration, Duration) =
-    (Duration::from_millis(100), Duration::from_secs(65));
+const REQUEST_TIMEOUT_BOUNDS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(65));
 
 /// The shortest end-to-end deadline that the SDK takes.
 const SHORTEST_OPERATION_TIMEOUT: Duration = Duration::from_secs(1);
@@ -140,12 +139,7 @@ impl FromStr for Throughput {
             }
             Some(_) => None,
         };
-        parsed.ok_or_else(|| {
-            ConfigError::invalid(
-                Self::SETTING,
-                "must be a number of RU/s, or autoscale:NUMBER",
-            )
-        })
+        parsed.ok_or_else(|| ConfigError::invalid(Self::SETTING, "must be a number of RU/s, or autoscale:NUMBER"))
     }
 }
 
@@ -202,14 +196,8 @@ impl CosmosDBProviderConfig {
     /// The account's regions in the order in which to try them. None, the default, is the account's own order.
     ///
     /// Names are taken as Azure shows them or as it writes them: `West Europe` or `westeurope`.
-    pub fn with_preferred_regions<R: Into<String>>(
-        mut self,
-        regions: impl IntoIterator<Item = R>,
-    ) -> Self {
-        self.regions = regions
-            .into_iter()
-            .map(|region| Region::new(region.into()))
-            .collect();
+    pub fn with_preferred_regions<R: Into<String>>(mut self, regions: impl IntoIterator<Item = R>) -> Self {
+        self.regions = regions.into_iter().map(|region| Region::new(region.into())).collect();
         self
     }
 
@@ -447,9 +435,7 @@ impl CosmosDBProviderConfig {
     }
 
     /// As [`from_env`](Self::from_env), from any set of variables.
-    pub(crate) fn from_lookup(
-        lookup: impl Fn(&str) -> Option<String>,
-    ) -> Result<Self, ConfigError> {
+    pub(crate) fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
         env::read(lookup)
     }
 
@@ -471,24 +457,11 @@ impl CosmosDBProviderConfig {
     pub fn validate(&self) -> Result<(), ConfigError> {
         let mut problems = Problems::default();
         self.validate_account(&mut problems);
-        problems.keep(validate_name(
-            "the database (COSMOS_DATABASE)",
-            &self.database,
-        ));
-        problems.keep(validate_name(
-            "the container (COSMOS_CONTAINER)",
-            &self.container,
-        ));
+        problems.keep(validate_name("the database (COSMOS_DATABASE)", &self.database));
+        problems.keep(validate_name("the container (COSMOS_CONTAINER)", &self.container));
         problems.keep(self.throughput.validate());
-        let no_empty_region = self
-            .regions
-            .iter()
-            .all(|region| !region.as_str().is_empty());
-        problems.require(
-            no_empty_region,
-            "the regions (COSMOS_REGION)",
-            "must not be empty",
-        );
+        let no_empty_region = self.regions.iter().all(|region| !region.as_str().is_empty());
+        problems.require(no_empty_region, "the regions (COSMOS_REGION)", "must not be empty");
         self.validate_work(&mut problems);
         self.validate_times(&mut problems);
         problems.require(
@@ -504,15 +477,8 @@ impl CosmosDBProviderConfig {
         problems.keep(self.require_credential().and_then(Credential::validate));
         problems.keep(self.validate_endpoints_agree());
         problems.keep(self.cloud.validate());
-        let scope_given = self
-            .token_scope
-            .as_deref()
-            .is_none_or(|scope| !scope.trim().is_empty());
-        problems.require(
-            scope_given,
-            "the token scope (AZURE_COSMOS_AAD_SCOPE_OVERRIDE)",
-            "must not be empty",
-        );
+        let scope_given = self.token_scope.as_deref().is_none_or(|scope| !scope.trim().is_empty());
+        problems.require(scope_given, "the token scope (AZURE_COSMOS_AAD_SCOPE_OVERRIDE)", "must not be empty");
     }
 
     fn validate_endpoints_agree(&self) -> Result<(), ConfigError> {
@@ -532,26 +498,10 @@ impl CosmosDBProviderConfig {
     }
 
     fn validate_work(&self, problems: &mut Problems) {
-        problems.require(
-            self.orch_concurrency > 0,
-            "orch_concurrency",
-            "must be at least 1",
-        );
-        problems.require(
-            self.worker_concurrency > 0,
-            "worker_concurrency",
-            "must be at least 1",
-        );
-        problems.require(
-            !self.reconciler_interval.is_zero(),
-            "reconciler_interval",
-            "must be longer than zero",
-        );
-        problems.require(
-            !self.poll_interval_min.is_zero(),
-            "poll_interval_min",
-            "must be longer than zero",
-        );
+        problems.require(self.orch_concurrency > 0, "orch_concurrency", "must be at least 1");
+        problems.require(self.worker_concurrency > 0, "worker_concurrency", "must be at least 1");
+        problems.require(!self.reconciler_interval.is_zero(), "reconciler_interval", "must be longer than zero");
+        problems.require(!self.poll_interval_min.is_zero(), "poll_interval_min", "must be longer than zero");
         problems.require(
             self.poll_interval_min <= self.poll_interval_max,
             "poll_interval_min",
@@ -580,10 +530,7 @@ impl CosmosDBProviderConfig {
 
     fn require_endpoint(&self) -> Result<&str, ConfigError> {
         self.endpoint().ok_or_else(|| {
-            ConfigError::missing(
-                vec!["the endpoint"],
-                "call with_endpoint(\"https://<account>.documents.azure.com/\")",
-            )
+            ConfigError::missing(vec!["the endpoint"], "call with_endpoint(\"https://<account>.documents.azure.com/\")")
         })
     }
 
@@ -598,12 +545,7 @@ impl CosmosDBProviderConfig {
 
     /// The SDK's account reference for this endpoint and credential.
     pub(crate) fn account_reference(&self) -> Result<AccountReference, ConfigError> {
-        account_reference(
-            self.require_endpoint()?,
-            self.require_credential()?,
-            &self.cloud,
-            self.token_scope(),
-        )
+        account_reference(self.require_endpoint()?, self.require_credential()?, &self.cloud, self.token_scope())
     }
 }
 
@@ -663,9 +605,7 @@ mod tests {
     const ENDPOINT: &str = "https://acc.documents.azure.com/";
 
     fn config() -> CosmosDBProviderConfig {
-        CosmosDBProviderConfig::default()
-            .with_endpoint(ENDPOINT)
-            .with_credential(Credential::managed_identity())
+        CosmosDBProviderConfig::default().with_endpoint(ENDPOINT).with_credential(Credential::managed_identity())
     }
 
     fn problem(config: CosmosDBProviderConfig) -> String {
@@ -675,14 +615,8 @@ mod tests {
     #[test]
     fn the_defaults_are_the_documented_ones_and_lack_only_endpoint_and_credential() {
         let config = CosmosDBProviderConfig::default();
-        assert_eq!(
-            (config.database(), config.container()),
-            ("duroxide", "duroxide")
-        );
-        assert_eq!(
-            (config.orch_concurrency(), config.worker_concurrency()),
-            (4, 4)
-        );
+        assert_eq!((config.database(), config.container()), ("duroxide", "duroxide"));
+        assert_eq!((config.orch_concurrency(), config.worker_concurrency()), (4, 4));
         assert_eq!(config.reconciler_interval(), Duration::from_secs(2));
         assert_eq!(config.reconciler_age_threshold(), Duration::from_secs(2));
         assert_eq!(config.request_timeout(), Duration::from_secs(3));
@@ -691,18 +625,12 @@ mod tests {
         assert_eq!(config.poll_interval_max(), Duration::from_secs(5));
         assert_eq!(config.history_cache_bytes(), 64 << 20);
         assert_eq!(config.throughput(), Throughput::ServerlessOrShared);
-        assert_eq!(
-            config.routing_strategy(),
-            RoutingStrategy::PreferredRegions(vec![])
-        );
+        assert_eq!(config.routing_strategy(), RoutingStrategy::PreferredRegions(vec![]));
 
         let ConfigError::Several(problems) = config.validate().unwrap_err() else {
             panic!("expected two problems");
         };
-        assert!(matches!(
-            problems.as_slice(),
-            [ConfigError::Missing { .. }, ConfigError::Missing { .. }]
-        ));
+        assert!(matches!(problems.as_slice(), [ConfigError::Missing { .. }, ConfigError::Missing { .. }]));
         assert!(config.account_reference().is_err());
         assert_eq!(config.credential_kind(), "none");
     }
@@ -735,10 +663,7 @@ mod tests {
         assert_eq!((config.database(), config.container()), ("db", "box"));
         assert!(config.create_if_missing());
         assert_eq!(config.throughput(), Throughput::Manual(400));
-        assert_eq!(
-            (config.orch_concurrency(), config.worker_concurrency()),
-            (1, 2)
-        );
+        assert_eq!((config.orch_concurrency(), config.worker_concurrency()), (1, 2));
         assert_eq!(config.reconciler_interval(), second);
         assert_eq!(config.reconciler_age_threshold(), second * 2);
         assert_eq!(config.request_timeout(), second * 3);
@@ -753,10 +678,7 @@ mod tests {
     #[test]
     fn one_region_is_proximity_and_several_are_an_order() {
         let near = config().with_region("West Europe");
-        assert_eq!(
-            near.routing_strategy(),
-            RoutingStrategy::ProximityTo(Region::WEST_EUROPE)
-        );
+        assert_eq!(near.routing_strategy(), RoutingStrategy::ProximityTo(Region::WEST_EUROPE));
         let order = config().with_preferred_regions(["northeurope", "West Europe"]);
         assert_eq!(
             order.routing_strategy(),
@@ -764,10 +686,7 @@ mod tests {
         );
         assert_eq!(order.preferred_regions().len(), 2);
         let unknown = config().with_region("Atlantis North");
-        assert_eq!(
-            unknown.routing_strategy(),
-            RoutingStrategy::PreferredRegions(vec![Region::new("atlantisnorth")])
-        );
+        assert_eq!(unknown.routing_strategy(), RoutingStrategy::PreferredRegions(vec![Region::new("atlantisnorth")]));
         assert!(problem(config().with_region(" ")).contains("COSMOS_REGION"));
     }
 
@@ -795,60 +714,23 @@ mod tests {
             (config().with_container("x".repeat(256)), "255"),
             (config().with_orch_concurrency(0), "orch_concurrency"),
             (config().with_worker_concurrency(0), "worker_concurrency"),
-            (
-                config().with_reconciler_interval(Duration::ZERO),
-                "reconciler_interval",
-            ),
-            (
-                config().with_poll_interval_min(Duration::ZERO),
-                "longer than zero",
-            ),
-            (
-                config().with_poll_interval_min(second * 6),
-                "poll_interval_max",
-            ),
+            (config().with_reconciler_interval(Duration::ZERO), "reconciler_interval"),
+            (config().with_poll_interval_min(Duration::ZERO), "longer than zero"),
+            (config().with_poll_interval_min(second * 6), "poll_interval_max"),
             (config().with_request_timeout(Duration::ZERO), "100 ms"),
-            (
-                config().with_request_timeout(second * 11),
-                "operation_timeout",
-            ),
-            (
-                config()
-                    .with_request_timeout(second / 2)
-                    .with_operation_timeout(second * 9 / 10),
-                "at least 1 s",
-            ),
+            (config().with_request_timeout(second * 11), "operation_timeout"),
+            (config().with_request_timeout(second / 2).with_operation_timeout(second * 9 / 10), "at least 1 s"),
             (config().with_user_agent_suffix("a b"), "user_agent_suffix"),
-            (
-                config().with_user_agent_suffix("x".repeat(26)),
-                "at most 25",
-            ),
-            (
-                config().with_token_scope(""),
-                "AZURE_COSMOS_AAD_SCOPE_OVERRIDE",
-            ),
-            (
-                config().with_throughput(Throughput::Manual(399)),
-                "COSMOS_THROUGHPUT",
-            ),
-            (
-                config().with_credential(Credential::client_secret("", "", "")),
-                "AZURE_CLIENT_SECRET",
-            ),
-            (
-                config().with_cloud(Cloud::Custom {
-                    authority_host: "x".into(),
-                }),
-                "AZURE_AUTHORITY_HOST",
-            ),
+            (config().with_user_agent_suffix("x".repeat(26)), "at most 25"),
+            (config().with_token_scope(""), "AZURE_COSMOS_AAD_SCOPE_OVERRIDE"),
+            (config().with_throughput(Throughput::Manual(399)), "COSMOS_THROUGHPUT"),
+            (config().with_credential(Credential::client_secret("", "", "")), "AZURE_CLIENT_SECRET"),
+            (config().with_cloud(Cloud::Custom { authority_host: "x".into() }), "AZURE_AUTHORITY_HOST"),
         ] {
             let shown = format!("{config:?}");
             let problem = problem(config);
             assert!(problem.contains(named), "{problem} for {shown}");
-            assert!(
-                !problem.contains("problems"),
-                "one mistake, one problem: {problem}"
-            );
+            assert!(!problem.contains("problems"), "one mistake, one problem: {problem}");
         }
     }
 
@@ -862,27 +744,13 @@ mod tests {
     fn throughput_follows_the_service_s_steps() {
         assert_eq!(Throughput::Manual(400).validate(), Ok(()));
         assert_eq!(Throughput::Autoscale(1_000).validate(), Ok(()));
-        for bad in [
-            Throughput::Manual(450),
-            Throughput::Manual(300),
-            Throughput::Autoscale(0),
-            Throughput::Autoscale(1_500),
-        ] {
+        for bad in
+            [Throughput::Manual(450), Throughput::Manual(300), Throughput::Autoscale(0), Throughput::Autoscale(1_500)]
+        {
             assert!(bad.validate().is_err(), "{bad:?}");
         }
-        assert_eq!(
-            " Autoscale : 4000 ".parse(),
-            Ok(Throughput::Autoscale(4_000))
-        );
-        for bad in [
-            "",
-            "many",
-            "-1",
-            "autoscale",
-            "autoscale:",
-            "manual:400",
-            "400:autoscale",
-        ] {
+        assert_eq!(" Autoscale : 4000 ".parse(), Ok(Throughput::Autoscale(4_000)));
+        for bad in ["", "many", "-1", "autoscale", "autoscale:", "manual:400", "400:autoscale"] {
             assert!(bad.parse::<Throughput>().is_err(), "{bad}");
         }
     }
@@ -899,10 +767,7 @@ mod tests {
         assert_eq!(config.clone().with_endpoint(ENDPOINT).validate(), Ok(()));
 
         let other = config.with_endpoint("https://other.documents.azure.com/");
-        assert!(matches!(
-            other.validate(),
-            Err(ConfigError::Contradiction { .. })
-        ));
+        assert!(matches!(other.validate(), Err(ConfigError::Contradiction { .. })));
         assert!(!problem(other).contains("c2VjcmV0"));
     }
 

@@ -12,9 +12,9 @@ use azure_core::{
 };
 use azure_data_cosmos::AccountReference;
 use azure_identity::{
-    ClientAssertionCredentialOptions, ClientSecretCredential, ClientSecretCredentialOptions,
-    DeveloperToolsCredential, ManagedIdentityCredential, ManagedIdentityCredentialOptions,
-    UserAssignedId, WorkloadIdentityCredential, WorkloadIdentityCredentialOptions,
+    ClientAssertionCredentialOptions, ClientSecretCredential, ClientSecretCredentialOptions, DeveloperToolsCredential,
+    ManagedIdentityCredential, ManagedIdentityCredentialOptions, UserAssignedId, WorkloadIdentityCredential,
+    WorkloadIdentityCredentialOptions,
 };
 
 use crate::config::{endpoint, ConfigError};
@@ -142,10 +142,7 @@ impl ManagedIdentity {
             Self::ObjectId(id) => Some(UserAssignedId::ObjectId(id.clone())),
             Self::ResourceId(id) => Some(UserAssignedId::ResourceId(id.clone())),
         };
-        let options = ManagedIdentityCredentialOptions {
-            user_assigned_id,
-            client_options,
-        };
+        let options = ManagedIdentityCredentialOptions { user_assigned_id, client_options };
         Ok(ManagedIdentityCredential::new(Some(options))?)
     }
 }
@@ -195,11 +192,7 @@ impl Credential {
         client_id: impl Into<String>,
         secret: impl Into<Secret>,
     ) -> Self {
-        Self::ClientSecret {
-            tenant_id: tenant_id.into(),
-            client_id: client_id.into(),
-            secret: secret.into(),
-        }
+        Self::ClientSecret { tenant_id: tenant_id.into(), client_id: client_id.into(), secret: secret.into() }
     }
 
     /// Whoever is signed in to `az` or `azd`: for a developer's machine.
@@ -215,16 +208,13 @@ impl Credential {
             #[cfg(feature = "key_auth")]
             Self::ConnectionString(_) => "account key from a connection string".into(),
             Self::ManagedIdentity(identity) => identity.kind(),
-            Self::WorkloadIdentity(WorkloadIdentity {
-                client_id: Some(client_id),
-                ..
-            }) => format!("workload identity (client id {client_id})").into(),
+            Self::WorkloadIdentity(WorkloadIdentity { client_id: Some(client_id), .. }) => {
+                format!("workload identity (client id {client_id})").into()
+            }
             Self::WorkloadIdentity(_) => "workload identity".into(),
-            Self::ClientSecret {
-                tenant_id,
-                client_id,
-                ..
-            } => format!("client secret (tenant {tenant_id}, client id {client_id})").into(),
+            Self::ClientSecret { tenant_id, client_id, .. } => {
+                format!("client secret (tenant {tenant_id}, client id {client_id})").into()
+            }
             Self::DeveloperTools => "developer tools (az or azd)".into(),
             Self::Token(_) => "token credential of the application".into(),
         }
@@ -259,11 +249,7 @@ impl Credential {
             Self::ManagedIdentity(
                 ManagedIdentity::ClientId(id) | ManagedIdentity::ObjectId(id) | ManagedIdentity::ResourceId(id),
             ) => validate_given("the managed identity's id", &[id]),
-            Self::ClientSecret {
-                tenant_id,
-                client_id,
-                secret,
-            } => validate_given(
+            Self::ClientSecret { tenant_id, client_id, secret } => validate_given(
                 "the client secret credential (AZURE_TENANT_ID, AZURE_CLIENT_ID, AZURE_CLIENT_SECRET)",
                 &[tenant_id, client_id, secret.secret()],
             ),
@@ -330,13 +316,8 @@ pub(crate) fn account_reference(
     let endpoint = endpoint::parse(endpoint)?;
     cloud.validate()?;
     #[cfg(feature = "key_auth")]
-    let by_key = |key: &Secret| {
-        AccountReference::with_authentication_key(endpoint.clone().into(), key.clone())
-    };
-    let options = || ClientOptions {
-        cloud: cloud.configuration(&endpoint),
-        ..ClientOptions::default()
-    };
+    let by_key = |key: &Secret| AccountReference::with_authentication_key(endpoint.clone().into(), key.clone());
+    let options = || ClientOptions { cloud: cloud.configuration(&endpoint), ..ClientOptions::default() };
     let built = match credential {
         #[cfg(feature = "key_auth")]
         Credential::AccountKey(key) => return Ok(by_key(key)),
@@ -344,18 +325,14 @@ pub(crate) fn account_reference(
         Credential::ConnectionString(parsed) => return Ok(by_key(parsed.key())),
         Credential::ManagedIdentity(identity) => identity.build(options()),
         Credential::WorkloadIdentity(identity) => identity.build(options()),
-        Credential::ClientSecret {
-            tenant_id,
-            client_id,
-            secret,
-        } => client_secret(tenant_id, client_id, secret, options()),
+        Credential::ClientSecret { tenant_id, client_id, secret } => {
+            client_secret(tenant_id, client_id, secret, options())
+        }
         Credential::DeveloperTools => developer_tools(),
         Credential::Token(token) => Ok(token.clone()),
     };
-    let token = built.map_err(|error| ConfigError::Credential {
-        kind: credential.kind().into_owned(),
-        reason: error.to_string(),
-    })?;
+    let token = built
+        .map_err(|error| ConfigError::Credential { kind: credential.kind().into_owned(), reason: error.to_string() })?;
     let token = rescoped(token, &endpoint, token_scope);
     Ok(AccountReference::with_credential(endpoint.into(), token))
 }
@@ -367,23 +344,14 @@ fn client_secret(
     client_options: ClientOptions,
 ) -> azure_core::Result<Arc<dyn TokenCredential>> {
     let options = ClientSecretCredentialOptions { client_options };
-    Ok(ClientSecretCredential::new(
-        tenant_id,
-        client_id.to_owned(),
-        secret.clone(),
-        Some(options),
-    )?)
+    Ok(ClientSecretCredential::new(tenant_id, client_id.to_owned(), secret.clone(), Some(options))?)
 }
 
 fn developer_tools() -> azure_core::Result<Arc<dyn TokenCredential>> {
     Ok(DeveloperToolsCredential::new(None)?)
 }
 
-fn rescoped(
-    inner: Arc<dyn TokenCredential>,
-    endpoint: &Url,
-    token_scope: Option<&str>,
-) -> Arc<dyn TokenCredential> {
+fn rescoped(inner: Arc<dyn TokenCredential>, endpoint: &Url, token_scope: Option<&str>) -> Arc<dyn TokenCredential> {
     match cloud::scope_for(endpoint, token_scope) {
         Some(scope) => Arc::new(cloud::Rescoped { inner, scope }),
         None => inner,
@@ -418,10 +386,7 @@ mod tests {
             scopes: &[&str],
             _options: Option<TokenRequestOptions<'_>>,
         ) -> azure_core::Result<AccessToken> {
-            self.scopes
-                .lock()
-                .unwrap()
-                .extend(scopes.iter().map(|scope| scope.to_string()));
+            self.scopes.lock().unwrap().extend(scopes.iter().map(|scope| scope.to_string()));
             Ok(AccessToken::new("token", OffsetDateTime::now_utc()))
         }
     }
@@ -434,10 +399,7 @@ mod tests {
         let recording = Arc::new(Recording::default());
         let endpoint = Url::parse(endpoint).unwrap();
         let credential = rescoped(recording.clone(), &endpoint, given);
-        credential
-            .get_token(&["https://cosmos.azure.com/.default"], None)
-            .await
-            .unwrap();
+        credential.get_token(&["https://cosmos.azure.com/.default"], None).await.unwrap();
         let asked = recording.scopes.lock().unwrap().join(" ");
         asked
     }
@@ -445,38 +407,19 @@ mod tests {
     #[test]
     fn kinds_name_the_credential_and_its_ids() {
         let object_id = Credential::ManagedIdentity(ManagedIdentity::ObjectId("o-1".into()));
-        let resource_id =
-            Credential::ManagedIdentity(ManagedIdentity::ResourceId("/subscriptions/s".into()));
+        let resource_id = Credential::ManagedIdentity(ManagedIdentity::ResourceId("/subscriptions/s".into()));
         let workload = WorkloadIdentity::default().with_client_id("c-2");
         let token: Arc<dyn TokenCredential> = Arc::new(Recording::default());
         for (credential, kind) in [
-            (
-                Credential::managed_identity(),
-                "managed identity (system-assigned)",
-            ),
-            (
-                Credential::user_assigned_identity("c-1"),
-                "managed identity (user-assigned, client id c-1)",
-            ),
+            (Credential::managed_identity(), "managed identity (system-assigned)"),
+            (Credential::user_assigned_identity("c-1"), "managed identity (user-assigned, client id c-1)"),
             (object_id, "managed identity (user-assigned, object id o-1)"),
-            (
-                resource_id,
-                "managed identity (user-assigned, resource id /subscriptions/s)",
-            ),
+            (resource_id, "managed identity (user-assigned, resource id /subscriptions/s)"),
             (Credential::workload_identity(), "workload identity"),
-            (
-                Credential::WorkloadIdentity(workload),
-                "workload identity (client id c-2)",
-            ),
-            (
-                Credential::client_secret("t", "c-3", "s"),
-                "client secret (tenant t, client id c-3)",
-            ),
+            (Credential::WorkloadIdentity(workload), "workload identity (client id c-2)"),
+            (Credential::client_secret("t", "c-3", "s"), "client secret (tenant t, client id c-3)"),
             (Credential::developer_tools(), "developer tools (az or azd)"),
-            (
-                Credential::from(token),
-                "token credential of the application",
-            ),
+            (Credential::from(token), "token credential of the application"),
         ] {
             assert_eq!(credential.kind(), kind);
             assert!(!credential.is_key());
@@ -512,18 +455,13 @@ mod tests {
     fn debug_shows_no_secret() {
         let mut credentials = vec![
             Credential::client_secret("t", "c", "c2VjcmV0"),
-            Credential::Token(Arc::new(Recording {
-                _secret: "c2VjcmV0",
-                ..Default::default()
-            })),
+            Credential::Token(Arc::new(Recording { _secret: "c2VjcmV0", ..Default::default() })),
         ];
         #[cfg(feature = "key_auth")]
         credentials.extend([
             Credential::account_key("c2VjcmV0"),
-            Credential::connection_string(
-                "AccountEndpoint=https://a.documents.azure.com/;AccountKey=c2VjcmV0",
-            )
-            .unwrap(),
+            Credential::connection_string("AccountEndpoint=https://a.documents.azure.com/;AccountKey=c2VjcmV0")
+                .unwrap(),
         ]);
         credentials.push(Credential::DeveloperTools);
         for credential in credentials {
@@ -550,13 +488,9 @@ mod tests {
 
     #[test]
     fn every_kind_of_entra_credential_becomes_an_account_reference() {
-        let token_file =
-            std::env::temp_dir().join(format!("duroxide-cosmos-token-{}", std::process::id()));
+        let token_file = std::env::temp_dir().join(format!("duroxide-cosmos-token-{}", std::process::id()));
         std::fs::write(&token_file, "token").unwrap();
-        let workload = WorkloadIdentity::default()
-            .with_client_id("c")
-            .with_tenant_id("t")
-            .with_token_file(&token_file);
+        let workload = WorkloadIdentity::default().with_client_id("c").with_tenant_id("t").with_token_file(&token_file);
         for credential in [
             Credential::managed_identity(),
             Credential::user_assigned_identity("c"),
@@ -574,17 +508,12 @@ mod tests {
 
     #[test]
     fn what_the_identity_library_refuses_names_the_credential_and_no_secret() {
-        let error =
-            build(&Credential::client_secret("not a tenant!", "c", "c2VjcmV0")).unwrap_err();
-        assert!(
-            matches!(&error, ConfigError::Credential { kind, .. } if kind.contains("client id c"))
-        );
+        let error = build(&Credential::client_secret("not a tenant!", "c", "c2VjcmV0")).unwrap_err();
+        assert!(matches!(&error, ConfigError::Credential { kind, .. } if kind.contains("client id c")));
         assert!(!format!("{error} {error:?}").contains("c2VjcmV0"));
 
-        let no_file = WorkloadIdentity::default()
-            .with_client_id("c")
-            .with_tenant_id("t")
-            .with_token_file("/nonexistent/token");
+        let no_file =
+            WorkloadIdentity::default().with_client_id("c").with_tenant_id("t").with_token_file("/nonexistent/token");
         let error = build(&Credential::WorkloadIdentity(no_file)).unwrap_err();
         assert!(error.to_string().contains("/nonexistent/token"), "{error}");
     }
@@ -593,18 +522,10 @@ mod tests {
     fn bad_endpoints_and_authorities_are_refused() {
         let credential = Credential::managed_identity();
         let bad_endpoint = account_reference("acc", &credential, &Cloud::Public, None);
-        assert!(bad_endpoint
-            .unwrap_err()
-            .to_string()
-            .contains("COSMOS_ENDPOINT"));
-        let cloud = Cloud::Custom {
-            authority_host: "login".into(),
-        };
+        assert!(bad_endpoint.unwrap_err().to_string().contains("COSMOS_ENDPOINT"));
+        let cloud = Cloud::Custom { authority_host: "login".into() };
         let bad_authority = account_reference(ENDPOINT, &credential, &cloud, None);
-        assert!(bad_authority
-            .unwrap_err()
-            .to_string()
-            .contains("AZURE_AUTHORITY_HOST"));
+        assert!(bad_authority.unwrap_err().to_string().contains("AZURE_AUTHORITY_HOST"));
     }
 
     #[tokio::test]
@@ -615,9 +536,6 @@ mod tests {
             scope_asked_for("https://acc.documents.azure.us:443/", None).await,
             "https://acc.documents.azure.us/.default"
         );
-        assert_eq!(
-            scope_asked_for(ENDPOINT, Some("https://given/.default")).await,
-            "https://given/.default"
-        );
+        assert_eq!(scope_asked_for(ENDPOINT, Some("https://given/.default")).await, "https://given/.default");
     }
 }

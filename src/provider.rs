@@ -1,16 +1,33 @@
-//! The provider: how it is made, and what it can tell about itself.
+//! The provider: how it is made, and duroxide's traits, each method of which delegates to its room.
 
 use crate::{
+    admin::{delete, inspect, metrics, prune},
     config::CosmosDBProviderConfig,
-    store::{bootstrap, connect, connect::ConnectError, RequestStatistics, Store},
+    dispatch,
+    engine::Engine,
+    enqueue, outbox,
+    store::{bootstrap, connect, connect::ConnectError, queries, RequestStatistics, StoreError},
+    turn::{commit, plan::Ack, release},
+    work::{complete, session},
 };
+use async_trait::async_trait;
 use azure_data_cosmos::CosmosClient;
-use std::fmt;
+use duroxide::{
+    providers::{
+        DeleteInstanceResult, DispatcherCapabilityFilter, ExecutionInfo, ExecutionMetadata, InstanceFilter,
+        InstanceInfo, InstanceTree, OrchestrationItem, Provider, ProviderAdmin, ProviderError, PruneOptions,
+        PruneResult, QueueDepths, ScheduledActivityIdentifier, SessionFetchConfig, SystemMetrics, TagFilter, WorkItem,
+    },
+    Event, SystemStats,
+};
+use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
 /// A duroxide storage provider on one container of an Azure Cosmos DB account.
+///
+/// Several providers, in one process or in many, share a container. Dropping a provider stops its background work; what it
+/// holds then is released when its locks expire.
 pub struct CosmosDBProvider {
-    config: CosmosDBProviderConfig,
-    store: Store,
+    engine: Arc<Engine>,
 }
 
 impl CosmosDBProvider {
@@ -40,24 +57,284 @@ impl CosmosDBProvider {
         Self::new_with_config(CosmosDBProviderConfig::from_env()?).await
     }
 
-    /// Opens the container with a client that the caller has configured.
+    /// Opens the container with a client that the caller has configured. Endpoint, credential and regions are the client's.
     pub async fn new_with_client(client: &CosmosClient, config: CosmosDBProviderConfig) -> Result<Self, ConnectError> {
         Self::open(client, config).await
     }
 
     async fn open(client: &CosmosClient, config: CosmosDBProviderConfig) -> Result<Self, ConnectError> {
         let store = bootstrap::open(client, &config).await?;
-        Ok(Self { config, store })
+        let engine = Engine::new(store, config);
+        outbox::start_reconciler(&engine);
+        Ok(Self { engine })
     }
 
     /// Requests and charge by kind of operation since this provider was made.
     pub fn request_statistics(&self) -> RequestStatistics {
-        self.store.statistics()
+        self.engine.store.statistics()
+    }
+
+    /// Delivers what committed turns owe to other instances and what their processes did not deliver. The reconciler does
+    /// this by itself; returns how many messages were found.
+    pub async fn reconcile(&self) -> Result<usize, StoreError> {
+        outbox::reconcile(&self.engine).await
+    }
+
+    /// Stops background work and waits for what is under way: claims that are given back, messages that are delivered.
+    pub async fn shutdown(&self) {
+        self.engine.stopping.cancel();
+        self.engine.tasks.close();
+        self.engine.tasks.wait().await;
+    }
+}
+
+impl Drop for CosmosDBProvider {
+    fn drop(&mut self) {
+        self.engine.stopping.cancel();
     }
 }
 
 impl fmt::Debug for CosmosDBProvider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CosmosDBProvider").field("config", &self.config).finish_non_exhaustive()
+        f.debug_struct("CosmosDBProvider").field("config", &self.engine.config).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Provider for CosmosDBProvider {
+    fn name(&self) -> &str {
+        "cosmos-db"
+    }
+
+    fn version(&self) -> &str {
+        env!("CARGO_PKG_VERSION")
+    }
+
+    async fn fetch_orchestration_item(
+        &self,
+        lock_timeout: Duration,
+        poll_timeout: Duration,
+        filter: Option<&DispatcherCapabilityFilter>,
+    ) -> Result<Option<(OrchestrationItem, String, u32)>, ProviderError> {
+        dispatch::next_turn(&self.engine, lock_timeout, poll_timeout, filter).await
+    }
+
+    async fn ack_orchestration_item(
+        &self,
+        lock_token: &str,
+        execution_id: u64,
+        history_delta: Vec<Event>,
+        worker_items: Vec<WorkItem>,
+        orchestrator_items: Vec<WorkItem>,
+        metadata: ExecutionMetadata,
+        cancelled_activities: Vec<ScheduledActivityIdentifier>,
+    ) -> Result<(), ProviderError> {
+        let ack = Ack {
+            execution: execution_id,
+            events: history_delta,
+            worker_items,
+            orchestrator_items,
+            metadata,
+            cancelled: cancelled_activities,
+        };
+        commit::commit(&self.engine, lock_token, ack).await
+    }
+
+    async fn abandon_orchestration_item(
+        &self,
+        lock_token: &str,
+        delay: Option<Duration>,
+        ignore_attempt: bool,
+    ) -> Result<(), ProviderError> {
+        release::abandon(&self.engine, lock_token, delay, ignore_attempt).await
+    }
+
+    async fn read(&self, instance: &str) -> Result<Vec<Event>, ProviderError> {
+        inspect::latest_history(&self.engine, instance, "read").await
+    }
+
+    async fn read_with_execution(&self, instance: &str, execution_id: u64) -> Result<Vec<Event>, ProviderError> {
+        inspect::history(&self.engine, instance, execution_id, "read_with_execution").await
+    }
+
+    async fn append_with_execution(
+        &self,
+        instance: &str,
+        execution_id: u64,
+        new_events: Vec<Event>,
+    ) -> Result<(), ProviderError> {
+        enqueue::events(&self.engine, instance, execution_id, &new_events).await
+    }
+
+    async fn enqueue_for_worker(&self, item: WorkItem) -> Result<(), ProviderError> {
+        enqueue::work(&self.engine, &item).await
+    }
+
+    async fn fetch_work_item(
+        &self,
+        lock_timeout: Duration,
+        poll_timeout: Duration,
+        session: Option<&SessionFetchConfig>,
+        tag_filter: &TagFilter,
+    ) -> Result<Option<(WorkItem, String, u32)>, ProviderError> {
+        dispatch::next_work(&self.engine, lock_timeout, poll_timeout, session, tag_filter).await
+    }
+
+    async fn ack_work_item(&self, token: &str, completion: Option<WorkItem>) -> Result<(), ProviderError> {
+        complete::complete(&self.engine, token, completion).await
+    }
+
+    async fn renew_work_item_lock(&self, token: &str, extend_for: Duration) -> Result<(), ProviderError> {
+        complete::renew(&self.engine, token, extend_for).await
+    }
+
+    async fn renew_session_lock(
+        &self,
+        owner_ids: &[&str],
+        extend_for: Duration,
+        idle_timeout: Duration,
+    ) -> Result<usize, ProviderError> {
+        session::renew(&self.engine, owner_ids, extend_for, idle_timeout).await
+    }
+
+    async fn cleanup_orphaned_sessions(&self, _idle_timeout: Duration) -> Result<usize, ProviderError> {
+        session::clean_up(&self.engine).await
+    }
+
+    async fn abandon_work_item(
+        &self,
+        token: &str,
+        delay: Option<Duration>,
+        ignore_attempt: bool,
+    ) -> Result<(), ProviderError> {
+        complete::abandon(&self.engine, token, delay, ignore_attempt).await
+    }
+
+    async fn renew_orchestration_item_lock(&self, token: &str, extend_for: Duration) -> Result<(), ProviderError> {
+        release::renew(&self.engine, token, extend_for).await
+    }
+
+    async fn enqueue_for_orchestrator(&self, item: WorkItem, delay: Option<Duration>) -> Result<(), ProviderError> {
+        enqueue::message(&self.engine, &item, delay).await
+    }
+
+    fn as_management_capability(&self) -> Option<&dyn ProviderAdmin> {
+        Some(self)
+    }
+
+    async fn get_custom_status(
+        &self,
+        instance: &str,
+        last_seen_version: u64,
+    ) -> Result<Option<(Option<String>, u64)>, ProviderError> {
+        inspect::custom_status(&self.engine, instance, last_seen_version).await
+    }
+
+    async fn get_kv_value(&self, instance: &str, key: &str) -> Result<Option<String>, ProviderError> {
+        inspect::value(&self.engine, instance, key).await
+    }
+
+    async fn get_kv_all_values(&self, instance: &str) -> Result<HashMap<String, String>, ProviderError> {
+        inspect::values(&self.engine, instance).await
+    }
+
+    async fn get_instance_stats(&self, instance: &str) -> Result<Option<SystemStats>, ProviderError> {
+        inspect::stats(&self.engine, instance).await
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl ProviderAdmin for CosmosDBProvider {
+    async fn list_instances(&self) -> Result<Vec<String>, ProviderError> {
+        inspect::list(&self.engine, queries::INSTANCES.statement(), "list_instances").await
+    }
+
+    async fn list_instances_by_status(&self, status: &str) -> Result<Vec<String>, ProviderError> {
+        let statement = queries::INSTANCES_BY_STATUS.statement().bind("@status", status);
+        inspect::list(&self.engine, statement, "list_instances_by_status").await
+    }
+
+    async fn list_executions(&self, instance: &str) -> Result<Vec<u64>, ProviderError> {
+        inspect::executions(&self.engine, instance).await
+    }
+
+    async fn read_history_with_execution_id(
+        &self,
+        instance: &str,
+        execution_id: u64,
+    ) -> Result<Vec<Event>, ProviderError> {
+        inspect::history(&self.engine, instance, execution_id, "read_history_with_execution_id").await
+    }
+
+    async fn read_history(&self, instance: &str) -> Result<Vec<Event>, ProviderError> {
+        inspect::latest_history(&self.engine, instance, "read_history").await
+    }
+
+    async fn latest_execution_id(&self, instance: &str) -> Result<u64, ProviderError> {
+        inspect::latest_execution(&self.engine, instance).await
+    }
+
+    async fn get_instance_info(&self, instance: &str) -> Result<InstanceInfo, ProviderError> {
+        inspect::instance_info(&self.engine, instance).await
+    }
+
+    async fn get_execution_info(&self, instance: &str, execution_id: u64) -> Result<ExecutionInfo, ProviderError> {
+        inspect::execution_info(&self.engine, instance, execution_id).await
+    }
+
+    async fn get_system_metrics(&self) -> Result<SystemMetrics, ProviderError> {
+        metrics::system(&self.engine).await.map_err(|e| e.into_provider_error("get_system_metrics"))
+    }
+
+    async fn get_queue_depths(&self) -> Result<QueueDepths, ProviderError> {
+        metrics::queue_depths(&self.engine).await.map_err(|e| e.into_provider_error("get_queue_depths"))
+    }
+
+    async fn list_children(&self, instance_id: &str) -> Result<Vec<String>, ProviderError> {
+        let deadline = self.engine.deadline();
+        let rows = inspect::children(&self.engine, &[instance_id.to_owned()], deadline).await;
+        let rows = rows.map_err(|e| e.into_provider_error("list_children"))?;
+        Ok(rows.iter().filter_map(|row| row.id()).collect())
+    }
+
+    async fn get_parent_id(&self, instance_id: &str) -> Result<Option<String>, ProviderError> {
+        let found = inspect::existing(&self.engine, instance_id, "get_parent_id").await?;
+        Ok(found.document.parent)
+    }
+
+    async fn delete_instances_atomic(
+        &self,
+        ids: &[String],
+        force: bool,
+    ) -> Result<DeleteInstanceResult, ProviderError> {
+        delete::delete_all(&self.engine, ids, force).await
+    }
+
+    async fn get_instance_tree(&self, instance_id: &str) -> Result<InstanceTree, ProviderError> {
+        let all_ids = inspect::tree(&self.engine, instance_id).await;
+        let all_ids = all_ids.map_err(|e| e.into_provider_error("get_instance_tree"))?;
+        Ok(InstanceTree { root_id: instance_id.to_owned(), all_ids })
+    }
+
+    async fn delete_instance(&self, instance_id: &str, force: bool) -> Result<DeleteInstanceResult, ProviderError> {
+        delete::delete_tree(&self.engine, instance_id, force).await
+    }
+
+    async fn delete_instance_bulk(&self, filter: InstanceFilter) -> Result<DeleteInstanceResult, ProviderError> {
+        delete::delete_bulk(&self.engine, &filter).await
+    }
+
+    async fn prune_executions(&self, instance_id: &str, options: PruneOptions) -> Result<PruneResult, ProviderError> {
+        prune::prune(&self.engine, instance_id, &options).await
+    }
+
+    async fn prune_executions_bulk(
+        &self,
+        filter: InstanceFilter,
+        options: PruneOptions,
+    ) -> Result<PruneResult, ProviderError> {
+        prune::prune_bulk(&self.engine, &filter, &options).await
     }
 }

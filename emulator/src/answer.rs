@@ -41,10 +41,7 @@ pub(crate) enum Lost {
 impl Answer {
     /// Reads the emulator's response to its end.
     pub async fn read(response: AsyncRawResponse) -> Result<Self, Lost> {
-        let raw = response
-            .try_into_raw_response()
-            .await
-            .map_err(|_| Lost::Answer)?;
+        let raw = response.try_into_raw_response().await.map_err(|_| Lost::Answer)?;
         Ok(Self {
             status: u16::from(raw.status()),
             headers: raw.headers().clone(),
@@ -58,19 +55,12 @@ impl Answer {
         headers.insert(CONTENT_TYPE, "application/json");
         headers.insert(CHARGE, "0");
         headers.insert(ACTIVITY_ID, "00000000-0000-0000-0000-000000000000");
-        Self {
-            status,
-            headers,
-            body: Bytes::from(body.to_string()),
-        }
+        Self { status, headers, body: Bytes::from(body.to_string()) }
     }
 
     /// A refusal in the service's shape.
     pub fn refusal(status: u16, substatus: Option<u32>, message: &str) -> Self {
-        let mut answer = Self::json(
-            status,
-            &json!({ "code": code_of(status), "message": message }),
-        );
+        let mut answer = Self::json(status, &json!({ "code": code_of(status), "message": message }));
         if let Some(substatus) = substatus {
             answer.headers.insert(SUBSTATUS, substatus.to_string());
         }
@@ -87,12 +77,7 @@ impl Answer {
     }
 
     /// A batch that was rolled back because of one operation.
-    pub fn rolled_back(
-        operations: usize,
-        failed: usize,
-        status: u16,
-        substatus: Option<u32>,
-    ) -> Self {
+    pub fn rolled_back(operations: usize, failed: usize, status: u16, substatus: Option<u32>) -> Self {
         let result = |index: usize| {
             if index != failed {
                 return json!({ "statusCode": FAILED_DEPENDENCY, "requestCharge": 0 });

@@ -43,23 +43,19 @@ impl Credential {
 }
 
 /// The refusal for a request that its credential does not allow.
-pub(crate) fn refusal(
-    account: &LocalAccount,
-    credential: Option<&Credential>,
-    request: &Outgoing,
-) -> Option<Answer> {
+pub(crate) fn refusal(account: &LocalAccount, credential: Option<&Credential>, request: &Outgoing) -> Option<Answer> {
     match credential {
         Some(Credential::Signature(signature)) => {
             let signed = is_signed(account.secret(), signature, request);
-            (!signed).then(|| unauthorized("The MAC signature found in the HTTP request is not the same as the computed signature."))
+            (!signed).then(|| {
+                unauthorized("The MAC signature found in the HTTP request is not the same as the computed signature.")
+            })
         }
-        Some(Credential::Token(token)) if !account.accepts(token) => Some(unauthorized(
-            "The bearer token is not accepted by this account.",
-        )),
+        Some(Credential::Token(token)) if !account.accepts(token) => {
+            Some(unauthorized("The bearer token is not accepted by this account."))
+        }
         Some(Credential::Token(_)) => is_control_plane(request).then(forbidden),
-        None => Some(unauthorized(
-            "Required Header authorization is missing or malformed.",
-        )),
+        None => Some(unauthorized("Required Header authorization is missing or malformed.")),
     }
 }
 
@@ -85,9 +81,7 @@ fn is_control_plane(request: &Outgoing) -> bool {
 
 fn is_signed(key: &Secret, signature: &str, request: &Outgoing) -> bool {
     let headers = &request.headers;
-    let date = headers
-        .get_optional_str(&MS_DATE)
-        .or_else(|| headers.get_optional_str(&DATE));
+    let date = headers.get_optional_str(&MS_DATE).or_else(|| headers.get_optional_str(&DATE));
     let Some(date) = date else { return false };
     let verb = request.method.as_str().to_ascii_lowercase();
     let (kind, links) = resource(&request.segments());
@@ -127,10 +121,7 @@ mod tests {
         assert_eq!(parts("/dbs"), of("dbs", ""));
         assert_eq!(parts("/dbs/d"), of("dbs", "dbs/d"));
         assert_eq!(parts("/dbs/d/colls/c/docs/"), of("docs", "dbs/d/colls/c"));
-        assert_eq!(
-            parts("/dbs/d/colls/c/docs/a%20b"),
-            of("docs", "dbs/d/colls/c/docs/a b")
-        );
+        assert_eq!(parts("/dbs/d/colls/c/docs/a%20b"), of("docs", "dbs/d/colls/c/docs/a b"));
     }
 
     #[test]

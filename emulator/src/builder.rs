@@ -6,8 +6,8 @@ use std::time::Duration;
 use azure_core::credentials::Secret;
 use azure_core::http::Url;
 use azure_data_cosmos_driver::in_memory_emulator::{
-    ConsistencyLevel, InMemoryEmulatorHttpClient, ReplicationConfig, RequestUnitChargingModel,
-    VirtualAccountConfig, VirtualRegion, WriteMode,
+    ConsistencyLevel, InMemoryEmulatorHttpClient, ReplicationConfig, RequestUnitChargingModel, VirtualAccountConfig,
+    VirtualRegion, WriteMode,
 };
 
 use crate::account::LocalAccount;
@@ -30,7 +30,7 @@ pub struct LocalAccountBuilder {
     consistency: ConsistencyLevel,
     write_mode: WriteMode,
     charges: RequestUnitChargingModel,
-    key: String,
+    key: Secret,
 }
 
 impl Default for LocalAccountBuilder {
@@ -45,7 +45,7 @@ impl Default for LocalAccountBuilder {
             consistency: ConsistencyLevel::Session,
             write_mode: WriteMode::Single,
             charges: RequestUnitChargingModel::default(),
-            key: EMULATOR_KEY.to_owned(),
+            key: Secret::new(EMULATOR_KEY),
         }
     }
 }
@@ -59,10 +59,7 @@ impl LocalAccountBuilder {
     ///
     /// If `count` is zero or over 100,000.
     pub fn with_partitions(mut self, count: u32) -> Self {
-        assert!(
-            (1..=100_000).contains(&count),
-            "a container has from 1 to 100,000 physical partitions, not {count}"
-        );
+        assert!((1..=100_000).contains(&count), "a container has from 1 to 100,000 physical partitions, not {count}");
         self.partitions = count;
         self
     }
@@ -128,7 +125,7 @@ impl LocalAccountBuilder {
 
     /// The account key, in base64; [`EMULATOR_KEY`] by default.
     pub fn with_account_key(mut self, key: impl Into<String>) -> Self {
-        self.key = key.into();
+        self.key = Secret::new(key.into());
         self
     }
 
@@ -139,11 +136,8 @@ impl LocalAccountBuilder {
     /// If two regions have the same name.
     pub fn build(self) -> LocalAccount {
         let endpoint = gateway(&self.regions[0]);
-        let provisioning = Provisioning {
-            partitions: self.partitions,
-            throughput: self.throughput,
-        };
-        let key = Secret::new(self.key.clone());
+        let provisioning = Provisioning { partitions: self.partitions, throughput: self.throughput };
+        let key = self.key.clone();
         let latency = self.latency;
         let emulator = InMemoryEmulatorHttpClient::new(self.config());
         let service = Service::new(Arc::new(emulator));
@@ -169,6 +163,5 @@ impl LocalAccountBuilder {
 fn gateway(region: &str) -> Url {
     let letters = region.chars().filter(char::is_ascii_alphanumeric);
     let host: String = letters.map(|c| c.to_ascii_lowercase()).collect();
-    Url::parse(&format!("https://local-{host}.emulator.local/"))
-        .expect("ASCII letters and digits make a host name")
+    Url::parse(&format!("https://local-{host}.emulator.local/")).expect("ASCII letters and digits make a host name")
 }

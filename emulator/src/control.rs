@@ -28,21 +28,11 @@ struct RuleRequest {
 #[derive(Debug, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 enum ActionRequest {
-    Refuse {
-        status: u16,
-        substatus: Option<u32>,
-        retry_after_ms: Option<u64>,
-    },
-    RefuseBatchOperation {
-        index: usize,
-        status: u16,
-        substatus: Option<u32>,
-    },
+    Refuse { status: u16, substatus: Option<u32>, retry_after_ms: Option<u64> },
+    RefuseBatchOperation { index: usize, status: u16, substatus: Option<u32> },
     FailConnection,
     LoseAnswer,
-    Delay {
-        ms: u64,
-    },
+    Delay { ms: u64 },
 }
 
 #[derive(Debug, Deserialize)]
@@ -55,10 +45,7 @@ struct SplitRequest {
 
 /// Whether the request is for these endpoints.
 pub(crate) fn is_control(request: &Outgoing) -> bool {
-    request
-        .segments()
-        .first()
-        .is_some_and(|first| first == ROOT)
+    request.segments().first().is_some_and(|first| first == ROOT)
 }
 
 /// Answers it.
@@ -132,24 +119,12 @@ impl From<RuleRequest> for WireRule {
 impl From<ActionRequest> for WireAction {
     fn from(request: ActionRequest) -> Self {
         match request {
-            ActionRequest::Refuse {
-                status,
-                substatus,
-                retry_after_ms,
-            } => Self::Refuse {
-                status,
-                substatus,
-                retry_after: retry_after_ms.map(Duration::from_millis),
-            },
-            ActionRequest::RefuseBatchOperation {
-                index,
-                status,
-                substatus,
-            } => Self::RefuseBatchOperation {
-                index,
-                status,
-                substatus,
-            },
+            ActionRequest::Refuse { status, substatus, retry_after_ms } => {
+                Self::Refuse { status, substatus, retry_after: retry_after_ms.map(Duration::from_millis) }
+            }
+            ActionRequest::RefuseBatchOperation { index, status, substatus } => {
+                Self::RefuseBatchOperation { index, status, substatus }
+            }
             ActionRequest::FailConnection => Self::FailConnection,
             ActionRequest::LoseAnswer => Self::LoseAnswer,
             ActionRequest::Delay { ms } => Self::Delay(Duration::from_millis(ms)),

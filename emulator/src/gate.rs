@@ -21,13 +21,8 @@ struct State {
 impl Gate {
     /// Creates a closed gate.
     pub fn new() -> Self {
-        let state = State {
-            reached: watch::Sender::new(0),
-            open: watch::Sender::new(false),
-        };
-        Self {
-            state: Arc::new(state),
-        }
+        let state = State { reached: watch::Sender::new(0), open: watch::Sender::new(false) };
+        Self { state: Arc::new(state) }
     }
 
     /// Waits until at least one request has come to the gate.

@@ -5,12 +5,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use base64::engine::{general_purpose::STANDARD, Engine};
 use clap::Parser;
 use duroxide_cosmos_emulator::{LocalAccount, Served, EMULATOR_KEY};
 use tracing_subscriber::EnvFilter;
 
 /// A local Azure Cosmos DB account over HTTP, for tests, examples and benchmarks. It keeps nothing on disk.
-#[derive(Debug, Parser)]
+#[derive(Parser)]
 #[command(version)]
 struct Options {
     /// The port to listen on; 0 takes any that is free
@@ -26,7 +27,7 @@ struct Options {
     #[arg(long, default_value_t = 0)]
     latency_ms: u64,
     /// The account key, in base64
-    #[arg(long, default_value = EMULATOR_KEY)]
+    #[arg(long, default_value = EMULATOR_KEY, value_parser = parse_key)]
     key: String,
     /// An Entra ID bearer token to accept; can be given several times
     #[arg(long = "token")]
@@ -36,12 +37,17 @@ struct Options {
     any_token: bool,
 }
 
+/// A key that is not base64 would only show as a refusal of every request.
+fn parse_key(text: &str) -> Result<String, String> {
+    match STANDARD.decode(text) {
+        Ok(_) => Ok(text.to_owned()),
+        Err(error) => Err(format!("an account key is base64: {error}")),
+    }
+}
+
 #[tokio::main]
 async fn main() -> ExitCode {
-    tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::from_default_env())
-        .with_writer(io::stderr)
-        .init();
+    tracing_subscriber::fmt().with_env_filter(EnvFilter::from_default_env()).with_writer(io::stderr).init();
     match run(Options::parse()).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
@@ -54,14 +60,9 @@ async fn main() -> ExitCode {
 async fn run(options: Options) -> Result<(), String> {
     let account = account(&options);
     let addr = SocketAddr::new(options.host, options.port);
-    let served = account
-        .serve(addr)
-        .await
-        .map_err(|error| explain(addr, &error))?;
+    let served = account.serve(addr).await.map_err(|error| explain(addr, &error))?;
     announce(&account, &served);
-    tokio::signal::ctrl_c()
-        .await
-        .map_err(|error| format!("can't wait for Ctrl-C: {error}"))?;
+    tokio::signal::ctrl_c().await.map_err(|error| format!("can't wait for Ctrl-C: {error}"))?;
     println!("Stopping.");
     served.shutdown().await;
     Ok(())

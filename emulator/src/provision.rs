@@ -9,7 +9,7 @@ use azure_data_cosmos_driver::models::PartitionKeyDefinition;
 use serde_json::Value;
 
 use crate::answer::{Answer, Lost};
-use crate::request::Outgoing;
+use crate::request::{encode, is_true, Outgoing};
 use crate::wire::Service;
 
 const THROUGHPUT: HeaderName = HeaderName::from_static("x-ms-offer-throughput");
@@ -31,15 +31,9 @@ struct Plan {
 }
 
 /// Answers a request about databases or containers; the caller lets in one at a time.
-pub(crate) async fn answer(
-    service: &Service,
-    provisioning: Provisioning,
-    request: &Outgoing,
-) -> Result<Answer, Lost> {
+pub(crate) async fn answer(service: &Service, provisioning: Provisioning, request: &Outgoing) -> Result<Answer, Lost> {
     match plan(service.store(), provisioning, request) {
-        Some(plan) if is_free(service, request, &plan).await? => {
-            create(service, request, plan).await
-        }
+        Some(plan) if is_free(service, request, &plan).await? => create(service, request, plan).await,
         _ => service.forward(request).await,
     }
 }
@@ -51,7 +45,7 @@ fn plan(store: &EmulatorStore, provisioning: Provisioning, request: &Outgoing) -
         return None;
     };
     let is_create = request.method == Method::Post
-        && request.headers.get_optional_str(&IS_QUERY).is_none()
+        && !is_true(&request.headers, &IS_QUERY)
         && (dbs.as_str(), colls.as_str()) == ("dbs", "colls");
     let region = store.config().region_for_url(&request.url)?;
     if !is_create || !store.config().is_write_region(&region.name) {
@@ -77,9 +71,7 @@ fn has_unique_keys(policy: &Value) -> bool {
 
 fn config(provisioning: Provisioning, request: &Outgoing) -> Option<ContainerConfig> {
     let asked = request.headers.get_optional_str(&THROUGHPUT);
-    let throughput = asked
-        .and_then(|text| text.trim().parse().ok())
-        .or(provisioning.throughput);
+    let throughput = asked.and_then(|text| text.trim().parse().ok()).or(provisioning.throughput);
     let mut config = ContainerConfig::new().with_partition_count(provisioning.partitions);
     if let Some(throughput) = throughput {
         config = config.with_throughput(throughput);
@@ -89,9 +81,7 @@ fn config(provisioning: Provisioning, request: &Outgoing) -> Option<ContainerCon
 
 /// Whether the database is there and the container is not.
 async fn is_free(service: &Service, request: &Outgoing, plan: &Plan) -> Result<bool, Lost> {
-    let database = service
-        .forward(&request.get(&format!("/dbs/{}", plan.database)))
-        .await?;
+    let database = service.forward(&request.get(&format!("/dbs/{}", encode(&plan.database)))).await?;
     let container = service.forward(&request.get(&path_of(plan))).await?;
     Ok(database.is_success() && container.status == 404)
 }
@@ -100,12 +90,7 @@ async fn create(service: &Service, request: &Outgoing, plan: Plan) -> Result<Ans
     let mut replace = request.clone();
     replace.method = Method::Put;
     replace.url.set_path(&path_of(&plan));
-    service.store().create_container_with_config(
-        &plan.database,
-        &plan.container,
-        plan.partition_key,
-        plan.config,
-    );
+    service.store().create_container_with_config(&plan.database, &plan.container, plan.partition_key, plan.config);
     let mut answer = service.forward(&replace).await?;
     if answer.status == 200 {
         answer.status = 201;
@@ -114,5 +99,5 @@ async fn create(service: &Service, request: &Outgoing, plan: Plan) -> Result<Ans
 }
 
 fn path_of(plan: &Plan) -> String {
-    format!("/dbs/{}/colls/{}", plan.database, plan.container)
+    format!("/dbs/{}/colls/{}", encode(&plan.database), encode(&plan.container))
 }

@@ -9,7 +9,7 @@ use azure_core::http::{
 };
 use azure_core::Bytes;
 use azure_data_cosmos_driver::binary_json;
-use percent_encoding::percent_decode_str;
+use percent_encoding::{percent_decode_str, utf8_percent_encode, NON_ALPHANUMERIC};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -82,14 +82,7 @@ impl RequestKind {
 
     /// Whether the request is about the account's structure and not about items.
     pub fn is_metadata(self) -> bool {
-        matches!(
-            self,
-            Self::Account
-                | Self::Database
-                | Self::Container
-                | Self::PartitionKeyRanges
-                | Self::Offer
-        )
+        matches!(self, Self::Account | Self::Database | Self::Container | Self::PartitionKeyRanges | Self::Offer)
     }
 }
 
@@ -152,13 +145,7 @@ impl Outgoing {
     pub fn get(&self, path: &str) -> Self {
         let mut url = self.url.clone();
         url.set_path(path);
-        Self {
-            client: None,
-            method: Method::Get,
-            url,
-            headers: Headers::new(),
-            body: Bytes::new(),
-        }
+        Self { client: None, method: Method::Get, url, headers: Headers::new(), body: Bytes::new() }
     }
 
     /// The path's segments, decoded.
@@ -192,10 +179,8 @@ impl Facts {
     pub fn of(request: &Outgoing) -> Self {
         let segments = request.segments();
         let kind = classify(request.method, &segments, &request.headers);
-        let is_write = matches!(
-            kind,
-            RequestKind::Create | RequestKind::Upsert | RequestKind::Replace | RequestKind::Batch
-        );
+        let is_write =
+            matches!(kind, RequestKind::Create | RequestKind::Upsert | RequestKind::Replace | RequestKind::Batch);
         let body = is_write.then(|| read_json(&request.body)).flatten();
         let named = segments.get(5).cloned();
         let in_body = || body.as_ref()?.get("id")?.as_str().map(str::to_owned);
@@ -225,10 +210,12 @@ impl Facts {
 /// Splits a path and decodes its segments.
 pub(crate) fn segments(path: &str) -> Vec<String> {
     let decode = |segment: &str| percent_decode_str(segment).decode_utf8_lossy().into_owned();
-    path.split('/')
-        .filter(|segment| !segment.is_empty())
-        .map(decode)
-        .collect()
+    path.split('/').filter(|segment| !segment.is_empty()).map(decode).collect()
+}
+
+/// A name as a segment of a path.
+pub(crate) fn encode(name: &str) -> String {
+    utf8_percent_encode(name, NON_ALPHANUMERIC).to_string()
 }
 
 /// What a request asks for, from its method, path and headers, as the emulator decides it.
@@ -252,9 +239,7 @@ pub(crate) fn classify(method: Method, segments: &[String], headers: &Headers) -
 }
 
 fn classify_feed(method: Method, headers: &Headers) -> RequestKind {
-    let is = |name: &HeaderName| {
-        header(headers, name).is_some_and(|value| value.eq_ignore_ascii_case("true"))
-    };
+    let is = |name: &HeaderName| is_true(headers, name);
     match method {
         Method::Get if header(headers, &CHANGE_FEED).is_some() => RequestKind::ChangeFeed,
         Method::Get => RequestKind::Query,
@@ -265,6 +250,11 @@ fn classify_feed(method: Method, headers: &Headers) -> RequestKind {
         Method::Post => RequestKind::Create,
         _ => RequestKind::Other,
     }
+}
+
+/// Whether a header says "true", in any case.
+pub(crate) fn is_true(headers: &Headers, name: &HeaderName) -> bool {
+    header(headers, name).is_some_and(|value| value.eq_ignore_ascii_case("true"))
 }
 
 fn header<'a>(headers: &'a Headers, name: &HeaderName) -> Option<&'a str> {

@@ -63,14 +63,7 @@ pub struct WireRule {
 impl WireRule {
     /// A rule that applies `action` to every request.
     pub fn new(action: WireAction) -> Self {
-        Self {
-            action,
-            kinds: Vec::new(),
-            client: None,
-            predicates: Vec::new(),
-            skip: 0,
-            times: None,
-        }
+        Self { action, kinds: Vec::new(), client: None, predicates: Vec::new(), skip: 0, times: None }
     }
 
     /// Only to this kind of request; called again, to either kind.
@@ -86,10 +79,7 @@ impl WireRule {
     }
 
     /// Only to requests for which `predicate` holds; called again, to those for which both do.
-    pub fn matching(
-        mut self,
-        predicate: impl Fn(&WireRequest<'_>) -> bool + Send + Sync + 'static,
-    ) -> Self {
+    pub fn matching(mut self, predicate: impl Fn(&WireRequest<'_>) -> bool + Send + Sync + 'static) -> Self {
         self.predicates.push(Arc::new(predicate));
         self
     }
@@ -164,16 +154,9 @@ struct Active {
 
 impl RuleBook {
     pub fn add(self: &Arc<Self>, rule: WireRule) -> WireRuleHandle {
-        let rule = Arc::new(Active {
-            rule,
-            matched: Mutex::new(0),
-            hits: watch::Sender::new(0),
-        });
+        let rule = Arc::new(Active { rule, matched: Mutex::new(0), hits: watch::Sender::new(0) });
         self.with(|rules| rules.push(Arc::clone(&rule)));
-        WireRuleHandle {
-            rule,
-            book: Arc::clone(self),
-        }
+        WireRuleHandle { rule, book: Arc::clone(self) }
     }
 
     pub fn clear(&self) {

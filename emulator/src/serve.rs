@@ -1,5 +1,6 @@
 //! The account over HTTP on loopback.
 
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -37,7 +38,6 @@ const MAX_BODY_BYTES: usize = 16 * 1024 * 1024;
 const GRACE: Duration = Duration::from_secs(1);
 
 /// An account that is served over HTTP, until this is shut down or dropped.
-#[derive(Debug)]
 pub struct Served {
     addr: SocketAddr,
     server: Arc<Server>,
@@ -68,13 +68,19 @@ impl Served {
     }
 }
 
+/// Without the tokens that came.
+impl fmt::Debug for Served {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Served").field("addr", &self.addr).finish_non_exhaustive()
+    }
+}
+
 impl Drop for Served {
     fn drop(&mut self) {
         self.stop.cancel();
     }
 }
 
-#[derive(Debug)]
 struct Server {
     account: LocalAccount,
     tokens: Mutex<Vec<String>>,
@@ -83,38 +89,19 @@ struct Server {
 /// Binds and serves.
 pub(crate) async fn serve(account: LocalAccount, addr: SocketAddr) -> io::Result<Served> {
     if !addr.ip().is_loopback() {
-        let message =
-            format!("{addr} is not a loopback address: the local account is for this machine only");
+        let message = format!("{addr} is not a loopback address: the local account is for this machine only");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     }
     let listener = TcpListener::bind(addr).await?;
     let addr = listener.local_addr()?;
-    let server = Arc::new(Server {
-        account,
-        tokens: Mutex::default(),
-    });
+    let server = Arc::new(Server { account, tokens: Mutex::default() });
     let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
-    tasks.spawn(accept(
-        listener,
-        Arc::clone(&server),
-        stop.clone(),
-        tasks.clone(),
-    ));
+    tasks.spawn(accept(listener, Arc::clone(&server), stop.clone(), tasks.clone()));
     tasks.close();
-    Ok(Served {
-        addr,
-        server,
-        stop,
-        tasks,
-    })
+    Ok(Served { addr, server, stop, tasks })
 }
 
-async fn accept(
-    listener: TcpListener,
-    server: Arc<Server>,
-    stop: CancellationToken,
-    tasks: TaskTracker,
-) {
+async fn accept(listener: TcpListener, server: Arc<Server>, stop: CancellationToken, tasks: TaskTracker) {
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -161,8 +148,8 @@ async fn connection(stream: TcpStream, server: Arc<Server>, stop: CancellationTo
 #[derive(Debug)]
 struct Broken;
 
-impl std::fmt::Display for Broken {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the connection was broken on purpose")
     }
 }
@@ -201,8 +188,8 @@ impl Server {
     /// Reads a request to its end and points it at the account's write region.
     async fn read(&self, request: Request<Incoming>) -> Result<Outgoing, Answer> {
         let (parts, body) = request.into_parts();
-        let method = method(parts.method.as_str())
-            .ok_or_else(|| Answer::refusal(405, None, "This method is not served."))?;
+        let method =
+            method(parts.method.as_str()).ok_or_else(|| Answer::refusal(405, None, "This method is not served."))?;
         let mut url = self.write_region()?;
         url.set_path(parts.uri.path());
         url.set_query(parts.uri.query());
@@ -219,10 +206,7 @@ impl Server {
         let body = Limited::new(body, MAX_BODY_BYTES).collect().await;
         let too_large = |_| Answer::refusal(413, None, "Request size is too large.");
         Ok(Outgoing {
-            client: headers
-                .get_optional_str(&USER_AGENT)
-                .and_then(suffix)
-                .map(Arc::from),
+            client: headers.get_optional_str(&USER_AGENT).and_then(suffix).map(Arc::from),
             method,
             url,
             headers,
@@ -256,14 +240,7 @@ impl Server {
 }
 
 fn method(name: &str) -> Option<Method> {
-    let known = [
-        Method::Get,
-        Method::Post,
-        Method::Put,
-        Method::Delete,
-        Method::Patch,
-        Method::Head,
-    ];
+    let known = [Method::Get, Method::Post, Method::Put, Method::Delete, Method::Patch, Method::Head];
     known.into_iter().find(|method| method.as_str() == name)
 }
 

@@ -80,9 +80,7 @@ impl Stats {
 
     fn sum(&self, wanted: impl Fn(RequestKind) -> bool) -> KindStats {
         let mut sum = KindStats::default();
-        self.iter()
-            .filter(|(kind, _)| wanted(*kind))
-            .for_each(|(_, stats)| sum += stats);
+        self.iter().filter(|(kind, _)| wanted(*kind)).for_each(|(_, stats)| sum += stats);
         sum
     }
 }
@@ -92,13 +90,7 @@ impl Sub for Stats {
 
     fn sub(self, earlier: Self) -> Self {
         let difference = |(kind, stats): (RequestKind, KindStats)| (kind, stats - earlier.of(kind));
-        Self {
-            kinds: self
-                .iter()
-                .map(difference)
-                .filter(|(_, stats)| *stats != KindStats::default())
-                .collect(),
-        }
+        Self { kinds: self.iter().map(difference).filter(|(_, stats)| *stats != KindStats::default()).collect() }
     }
 }
 
@@ -121,11 +113,7 @@ pub(crate) struct Counters {
 
 impl Counters {
     pub fn arrived(&self, kind: RequestKind, request: &Outgoing) {
-        let came = KindStats {
-            requests: 1,
-            request_bytes: request.body.len() as u64,
-            ..KindStats::default()
-        };
+        let came = KindStats { requests: 1, request_bytes: request.body.len() as u64, ..KindStats::default() };
         self.add(kind, &request.client, came);
     }
 
@@ -144,12 +132,7 @@ impl Counters {
     }
 
     pub fn of_client(&self, name: &str) -> Stats {
-        self.with(|clients| {
-            clients
-                .get(&Some(Arc::from(name)))
-                .cloned()
-                .unwrap_or_default()
-        })
+        self.with(|clients| clients.get(&Some(Arc::from(name))).cloned().unwrap_or_default())
     }
 
     pub fn reset(&self) {
@@ -158,12 +141,7 @@ impl Counters {
 
     fn add(&self, kind: RequestKind, client: &Option<Arc<str>>, stats: KindStats) {
         self.with(|clients| {
-            *clients
-                .entry(client.clone())
-                .or_default()
-                .kinds
-                .entry(kind)
-                .or_default() += stats;
+            *clients.entry(client.clone()).or_default().kinds.entry(kind).or_default() += stats;
         });
     }
 

@@ -8,8 +8,8 @@ use async_trait::async_trait;
 use azure_data_cosmos_driver::diagnostics::RequestSentStatus;
 use azure_data_cosmos_driver::error::{status_codes, CosmosStatus};
 use azure_data_cosmos_driver::test::{
-    ConnectionPoolOptions, HttpClientConfig, HttpClientFactory, HttpRequest, HttpResponse,
-    TransportClient, TransportError,
+    ConnectionPoolOptions, HttpClientConfig, HttpClientFactory, HttpRequest, HttpResponse, TransportClient,
+    TransportError,
 };
 use azure_data_cosmos_driver::{CosmosError, Result};
 
@@ -24,11 +24,7 @@ pub(crate) struct WireFactory {
 }
 
 impl HttpClientFactory for WireFactory {
-    fn build(
-        &self,
-        pool: &ConnectionPoolOptions,
-        _config: HttpClientConfig,
-    ) -> Result<Arc<dyn TransportClient>> {
+    fn build(&self, pool: &ConnectionPoolOptions, _config: HttpClientConfig) -> Result<Arc<dyn TransportClient>> {
         Ok(Arc::new(WireTransport {
             wire: Arc::clone(&self.wire),
             client: Arc::clone(&self.client),
@@ -56,20 +52,13 @@ impl WireTransport {
     fn timeout(&self, request: &HttpRequest) -> Duration {
         let segments = segments(request.url.path());
         let kind = classify(request.method, &segments, &request.headers);
-        request.timeout.unwrap_or(if kind.is_metadata() {
-            self.metadata_timeout
-        } else {
-            self.item_timeout
-        })
+        request.timeout.unwrap_or(if kind.is_metadata() { self.metadata_timeout } else { self.item_timeout })
     }
 }
 
 #[async_trait]
 impl TransportClient for WireTransport {
-    async fn send(
-        &self,
-        request: &HttpRequest,
-    ) -> std::result::Result<HttpResponse, TransportError> {
+    async fn send(&self, request: &HttpRequest) -> std::result::Result<HttpResponse, TransportError> {
         let outgoing = Outgoing {
             client: Some(Arc::clone(&self.client)),
             method: request.method,
@@ -79,10 +68,7 @@ impl TransportClient for WireTransport {
         };
         let exchange = self.wire.carry(outgoing);
         let outcome = tokio::time::timeout(self.timeout(request), exchange).await;
-        outcome
-            .unwrap_or(Err(Lost::Answer))
-            .map(respond)
-            .map_err(fail)
+        outcome.unwrap_or(Err(Lost::Answer)).map(respond).map_err(fail)
     }
 }
 
@@ -93,11 +79,7 @@ impl fmt::Debug for WireTransport {
 }
 
 fn respond(answer: Answer) -> HttpResponse {
-    HttpResponse {
-        status: answer.status,
-        headers: answer.headers,
-        body: answer.body.to_vec(),
-    }
+    HttpResponse { status: answer.status, headers: answer.headers, body: answer.body.to_vec() }
 }
 
 /// The errors that the SDK's HTTP client gives for a connection that fails, breaks or stays silent.
@@ -108,10 +90,7 @@ fn fail(lost: Lost) -> TransportError {
     };
     match lost {
         Lost::Request => TransportError::new(
-            error(
-                status_codes::TRANSPORT_CONNECTION_FAILED,
-                "the connection failed",
-            ),
+            error(status_codes::TRANSPORT_CONNECTION_FAILED, "the connection failed"),
             RequestSentStatus::NotSent,
         ),
         Lost::Answer => TransportError::new(

@@ -51,11 +51,7 @@ fn check_id(id: &str) -> Option<String> {
 
 fn check_partition_key(header: &str) -> Option<String> {
     let components: Vec<Value> = serde_json::from_str(header).ok()?;
-    let longest = components
-        .iter()
-        .filter_map(Value::as_str)
-        .map(str::len)
-        .max()?;
+    let longest = components.iter().filter_map(Value::as_str).map(str::len).max()?;
     (longest > MAX_PARTITION_KEY_BYTES).then(|| {
         format!("The partition key supplied has {longest} bytes and exceeds the allowed limit of {MAX_PARTITION_KEY_BYTES}.")
     })

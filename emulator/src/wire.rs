@@ -89,12 +89,11 @@ impl Wire {
     pub(crate) async fn carry(self: &Arc<Self>, request: Outgoing) -> Result<Answer, Lost> {
         let wire = Arc::clone(self);
         let task = tokio::spawn(async move { wire.exchange(request).await });
-        task.await
-            .unwrap_or_else(|error| match error.try_into_panic() {
-                Ok(panic) => resume_unwind(panic),
-                // The runtime is shutting down.
-                Err(_) => Err(Lost::Answer),
-            })
+        task.await.unwrap_or_else(|error| match error.try_into_panic() {
+            Ok(panic) => resume_unwind(panic),
+            // The runtime is shutting down.
+            Err(_) => Err(Lost::Answer),
+        })
     }
 
     async fn exchange(&self, mut request: Outgoing) -> Result<Answer, Lost> {
@@ -110,26 +109,13 @@ impl Wire {
         }
     }
 
-    async fn misbehave(
-        &self,
-        action: WireAction,
-        request: &Outgoing,
-        facts: &Facts,
-    ) -> Result<Answer, Lost> {
+    async fn misbehave(&self, action: WireAction, request: &Outgoing, facts: &Facts) -> Result<Answer, Lost> {
         match action {
-            WireAction::Refuse {
-                status,
-                substatus,
-                retry_after,
-            } => {
+            WireAction::Refuse { status, substatus, retry_after } => {
                 let refusal = Answer::refusal(status, substatus, "Refused by a rule on the wire.");
                 Ok(self.count(request, facts, refusal.with_retry_after(retry_after)))
             }
-            WireAction::RefuseBatchOperation {
-                index,
-                status,
-                substatus,
-            } => {
+            WireAction::RefuseBatchOperation { index, status, substatus } => {
                 let refusal = refuse_operation(facts, index, status, substatus);
                 Ok(self.count(request, facts, refusal))
             }

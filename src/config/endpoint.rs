@@ -52,10 +52,7 @@ fn parse_with_emulator_host(text: &str, emulator_host: Option<&str>) -> Result<U
 
 fn is_emulator(host: &str, emulator_host: Option<&str>) -> bool {
     const LOOPBACK: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
-    LOOPBACK
-        .into_iter()
-        .chain(emulator_host)
-        .any(|known| host.eq_ignore_ascii_case(known))
+    LOOPBACK.into_iter().chain(emulator_host).any(|known| host.eq_ignore_ascii_case(known))
 }
 
 /// Scheme, host and port for `Debug` output; a text that isn't an endpoint may hold a secret and isn't shown.
@@ -71,28 +68,19 @@ mod tests {
     use super::*;
 
     fn problem(text: &str) -> String {
-        parse_with_emulator_host(text, None)
-            .unwrap_err()
-            .to_string()
+        parse_with_emulator_host(text, None).unwrap_err().to_string()
     }
 
     #[test]
     fn the_usual_forms_are_the_same_endpoint() {
         let plain = parse("https://acc.documents.azure.com").unwrap();
         assert_eq!(plain, parse("https://acc.documents.azure.com/").unwrap());
-        assert_eq!(
-            plain,
-            parse(" https://ACC.documents.azure.com:443/ ").unwrap()
-        );
+        assert_eq!(plain, parse(" https://ACC.documents.azure.com:443/ ").unwrap());
     }
 
     #[test]
     fn plain_http_is_for_emulators_only() {
-        for local in [
-            "http://localhost:8081",
-            "http://127.0.0.1:8081/",
-            "http://[::1]:8081/",
-        ] {
+        for local in ["http://localhost:8081", "http://127.0.0.1:8081/", "http://[::1]:8081/"] {
             assert!(parse_with_emulator_host(local, None).is_ok(), "{local}");
         }
         assert!(problem("http://acc.documents.azure.com/").contains("must use https"));
@@ -122,8 +110,6 @@ mod tests {
             assert!(!problem(text).contains("c2VjcmV0"), "{}", problem(text));
             assert!(!shown(text).contains("c2VjcmV0"));
         }
-        assert!(
-            problem("AccountEndpoint=https://a/;AccountKey=k").contains("COSMOS_CONNECTION_STRING")
-        );
+        assert!(problem("AccountEndpoint=https://a/;AccountKey=k").contains("COSMOS_CONNECTION_STRING"));
     }
 }

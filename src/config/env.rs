@@ -30,9 +30,7 @@ const IDENTITY_ENDPOINT: &str = "IDENTITY_ENDPOINT";
 const MSI_ENDPOINT: &str = "MSI_ENDPOINT";
 
 /// Reads and validates a configuration.
-pub(super) fn read(
-    lookup: impl Fn(&str) -> Option<String>,
-) -> Result<CosmosDBProviderConfig, ConfigError> {
+pub(super) fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<CosmosDBProviderConfig, ConfigError> {
     let variables = Variables { lookup };
     let mut problems = Problems::default();
     let chosen = problems.keep(variables.credential());
@@ -134,10 +132,7 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
     }
 
     fn credential(&self) -> Result<Chosen, ConfigError> {
-        let explicit = self
-            .get(CREDENTIAL)
-            .map(|text| Choice::parse(&text))
-            .transpose()?;
+        let explicit = self.get(CREDENTIAL).map(|text| Choice::parse(&text)).transpose()?;
         self.refuse_contradicting_secrets(explicit)?;
         let (choice, reason) = match explicit {
             Some(choice) => (choice, "COSMOS_CREDENTIAL names it"),
@@ -157,35 +152,13 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
     fn implied_choice(&self) -> (Choice, &'static str) {
         let order = [
             (KEY, Choice::Key, "COSMOS_KEY is set"),
-            (
-                CONNECTION_STRING,
-                Choice::ConnectionString,
-                "COSMOS_CONNECTION_STRING is set",
-            ),
-            (
-                TOKEN_FILE,
-                Choice::WorkloadIdentity,
-                "AZURE_FEDERATED_TOKEN_FILE is set",
-            ),
-            (
-                CLIENT_SECRET,
-                Choice::ClientSecret,
-                "AZURE_CLIENT_SECRET is set",
-            ),
-            (
-                IDENTITY_ENDPOINT,
-                Choice::ManagedIdentity,
-                "IDENTITY_ENDPOINT is set by the host",
-            ),
-            (
-                MSI_ENDPOINT,
-                Choice::ManagedIdentity,
-                "MSI_ENDPOINT is set by the host",
-            ),
+            (CONNECTION_STRING, Choice::ConnectionString, "COSMOS_CONNECTION_STRING is set"),
+            (TOKEN_FILE, Choice::WorkloadIdentity, "AZURE_FEDERATED_TOKEN_FILE is set"),
+            (CLIENT_SECRET, Choice::ClientSecret, "AZURE_CLIENT_SECRET is set"),
+            (IDENTITY_ENDPOINT, Choice::ManagedIdentity, "IDENTITY_ENDPOINT is set by the host"),
+            (MSI_ENDPOINT, Choice::ManagedIdentity, "MSI_ENDPOINT is set by the host"),
         ];
-        let found = order
-            .into_iter()
-            .find(|(variable, ..)| self.is_set(variable));
+        let found = order.into_iter().find(|(variable, ..)| self.is_set(variable));
         found.map_or(
             (
                 Choice::DeveloperTools,
@@ -198,10 +171,7 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
 
     /// A key beside another way to sign in: either may be a leftover, and only the user knows which.
     fn refuse_contradicting_secrets(&self, explicit: Option<Choice>) -> Result<(), ConfigError> {
-        let secrets: Vec<_> = [KEY, CONNECTION_STRING]
-            .into_iter()
-            .filter(|name| self.is_set(name))
-            .collect();
+        let secrets: Vec<_> = [KEY, CONNECTION_STRING].into_iter().filter(|name| self.is_set(name)).collect();
         match explicit {
             None if secrets.len() > 1 => Err(ConfigError::contradiction(
                 secrets,
@@ -243,11 +213,7 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
 
     #[cfg(not(feature = "key_auth"))]
     fn key_auth_disabled(&self, secret: &'static str) -> ConfigError {
-        let setting = if self.is_set(secret) {
-            secret
-        } else {
-            CREDENTIAL
-        };
+        let setting = if self.is_set(secret) { secret } else { CREDENTIAL };
         ConfigError::KeyAuthDisabled { setting }
     }
 
@@ -257,35 +223,20 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
     }
 
     fn workload_identity(&self, reason: &str) -> Result<Credential, ConfigError> {
-        let [token_file, tenant_id, client_id] =
-            self.all([TOKEN_FILE, TENANT_ID, CLIENT_ID], reason)?;
-        let identity = WorkloadIdentity::default()
-            .with_token_file(token_file)
-            .with_tenant_id(tenant_id)
-            .with_client_id(client_id);
+        let [token_file, tenant_id, client_id] = self.all([TOKEN_FILE, TENANT_ID, CLIENT_ID], reason)?;
+        let identity =
+            WorkloadIdentity::default().with_token_file(token_file).with_tenant_id(tenant_id).with_client_id(client_id);
         Ok(Credential::WorkloadIdentity(identity))
     }
 
     fn client_secret(&self, reason: &str) -> Result<Credential, ConfigError> {
-        let [secret, tenant_id, client_id] =
-            self.all([CLIENT_SECRET, TENANT_ID, CLIENT_ID], reason)?;
-        Ok(Credential::client_secret(
-            tenant_id,
-            client_id,
-            Secret::new(secret),
-        ))
+        let [secret, tenant_id, client_id] = self.all([CLIENT_SECRET, TENANT_ID, CLIENT_ID], reason)?;
+        Ok(Credential::client_secret(tenant_id, client_id, Secret::new(secret)))
     }
 
     /// All of these variables, or one error that names those that are missing and why they are needed.
-    fn all<const N: usize>(
-        &self,
-        names: [&'static str; N],
-        reason: &str,
-    ) -> Result<[String; N], ConfigError> {
-        let missing: Vec<_> = names
-            .into_iter()
-            .filter(|name| !self.is_set(name))
-            .collect();
+    fn all<const N: usize>(&self, names: [&'static str; N], reason: &str) -> Result<[String; N], ConfigError> {
+        let missing: Vec<_> = names.into_iter().filter(|name| !self.is_set(name)).collect();
         if missing.is_empty() {
             return Ok(names.map(|name| self.get(name).unwrap_or_default()));
         }
@@ -305,9 +256,7 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
             return Ok(Cloud::FromEndpoint);
         };
         let named = Cloud::from_authority_host(&authority_host)?;
-        let endpoint = config
-            .endpoint()
-            .and_then(|text| endpoint::parse(text).ok());
+        let endpoint = config.endpoint().and_then(|text| endpoint::parse(text).ok());
         match endpoint.as_ref().and_then(Cloud::of_account) {
             // An authority that we don't know may serve any cloud.
             Some(cloud) if cloud != named && !matches!(named, Cloud::Custom { .. }) => Err(ConfigError::contradiction(
@@ -323,10 +272,7 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         let Some(list) = self.get(REGION) else {
             return Ok(Vec::new());
         };
-        let names = list
-            .split(',')
-            .map(str::trim)
-            .filter(|name| !name.is_empty());
+        let names = list.split(',').map(str::trim).filter(|name| !name.is_empty());
         let regions: Vec<_> = names.map(str::to_owned).collect();
         if regions.is_empty() {
             return Err(ConfigError::invalid(
@@ -338,23 +284,17 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
     }
 
     fn create_if_missing(&self) -> Result<Option<bool>, ConfigError> {
-        let value = self
-            .get(CREATE_IF_MISSING)
-            .map(|text| text.to_ascii_lowercase());
+        let value = self.get(CREATE_IF_MISSING).map(|text| text.to_ascii_lowercase());
         match value.as_deref() {
             None => Ok(None),
             Some("true" | "yes" | "1") => Ok(Some(true)),
             Some("false" | "no" | "0") => Ok(Some(false)),
-            Some(_) => Err(ConfigError::invalid(
-                CREATE_IF_MISSING,
-                "must be true or false",
-            )),
+            Some(_) => Err(ConfigError::invalid(CREATE_IF_MISSING, "must be true or false")),
         }
     }
 
     fn throughput(&self) -> Result<super::Throughput, ConfigError> {
-        self.get(THROUGHPUT)
-            .map_or(Ok(super::Throughput::default()), |text| text.parse())
+        self.get(THROUGHPUT).map_or(Ok(super::Throughput::default()), |text| text.parse())
     }
 }
 
@@ -366,8 +306,7 @@ mod tests {
     const ACCOUNT: (&str, &str) = (ENDPOINT, "https://acc.documents.azure.com/");
     const SECRET: &str = "c2VjcmV0";
     #[cfg(feature = "key_auth")]
-    const STRING: &str =
-        "AccountEndpoint=https://acc.documents.azure.com:443/;AccountKey=c2VjcmV0;";
+    const STRING: &str = "AccountEndpoint=https://acc.documents.azure.com:443/;AccountKey=c2VjcmV0;";
 
     fn from(variables: &[(&str, &str)]) -> Result<CosmosDBProviderConfig, ConfigError> {
         CosmosDBProviderConfig::from_lookup(|name| {
@@ -387,10 +326,7 @@ mod tests {
         let error = from(variables).unwrap_err();
         let debug = format!("{error:?}");
         let text = error.to_string();
-        assert!(
-            !text.contains(SECRET) && !debug.contains(SECRET),
-            "{text} {debug}"
-        );
+        assert!(!text.contains(SECRET) && !debug.contains(SECRET), "{text} {debug}");
         text
     }
 
@@ -407,13 +343,7 @@ mod tests {
         assert_eq!(chosen(&[(KEY, SECRET), (CREDENTIAL, "key")]), "account key");
         let from_string = "account key from a connection string";
         assert_eq!(chosen(&[(CONNECTION_STRING, STRING)]), from_string);
-        assert_eq!(
-            chosen(&[
-                (CONNECTION_STRING, STRING),
-                (CREDENTIAL, "connection-string")
-            ]),
-            from_string
-        );
+        assert_eq!(chosen(&[(CONNECTION_STRING, STRING), (CREDENTIAL, "connection-string")]), from_string);
         let alone = from(&[(CONNECTION_STRING, STRING)]).unwrap();
         assert_eq!(alone.endpoint(), Some(ACCOUNT.1));
         assert!(alone.create_if_missing());
@@ -422,11 +352,7 @@ mod tests {
     #[cfg(feature = "key_auth")]
     #[test]
     fn a_key_is_preferred_to_an_identity_that_the_host_offers() {
-        let offered = [
-            (KEY, SECRET),
-            (TOKEN_FILE, "/t"),
-            (IDENTITY_ENDPOINT, "http://x"),
-        ];
+        let offered = [(KEY, SECRET), (TOKEN_FILE, "/t"), (IDENTITY_ENDPOINT, "http://x")];
         assert_eq!(chosen(&offered), "account key");
         // Keys need no authority, so that one of another cloud is no contradiction.
         let authority = (AUTHORITY_HOST, "https://login.chinacloudapi.cn");
@@ -443,10 +369,7 @@ mod tests {
         ] {
             assert_names(&problem(variables), &["`key_auth`", variables[1].0]);
         }
-        assert_names(
-            &problem(&[ACCOUNT, (CREDENTIAL, "key")]),
-            &["`key_auth`", CREDENTIAL],
-        );
+        assert_names(&problem(&[ACCOUNT, (CREDENTIAL, "key")]), &["`key_auth`", CREDENTIAL]);
     }
 
     #[test]
@@ -460,28 +383,16 @@ mod tests {
             (MSI_ENDPOINT, "http://x"),
         ];
         let without = |names: &[&str]| -> String {
-            let kept: Vec<_> = everything
-                .into_iter()
-                .filter(|(name, _)| !names.contains(name))
-                .collect();
+            let kept: Vec<_> = everything.into_iter().filter(|(name, _)| !names.contains(name)).collect();
             chosen(&kept)
         };
         assert_eq!(without(&[]), "workload identity (client id c)");
-        assert_eq!(
-            without(&[TOKEN_FILE]),
-            "client secret (tenant t, client id c)"
-        );
+        assert_eq!(without(&[TOKEN_FILE]), "client secret (tenant t, client id c)");
         let managed = "managed identity (user-assigned, client id c)";
         assert_eq!(without(&[TOKEN_FILE, CLIENT_SECRET]), managed);
         assert_eq!(without(&[TOKEN_FILE, CLIENT_SECRET, MSI_ENDPOINT]), managed);
-        assert_eq!(
-            without(&[TOKEN_FILE, CLIENT_SECRET, IDENTITY_ENDPOINT]),
-            managed
-        );
-        assert_eq!(
-            without(&[TOKEN_FILE, CLIENT_SECRET, CLIENT_ID]),
-            "managed identity (system-assigned)"
-        );
+        assert_eq!(without(&[TOKEN_FILE, CLIENT_SECRET, IDENTITY_ENDPOINT]), managed);
+        assert_eq!(without(&[TOKEN_FILE, CLIENT_SECRET, CLIENT_ID]), "managed identity (system-assigned)");
         assert_eq!(
             without(&[TOKEN_FILE, CLIENT_SECRET, IDENTITY_ENDPOINT, MSI_ENDPOINT]),
             "developer tools (az or azd)"
@@ -490,32 +401,18 @@ mod tests {
 
     #[test]
     fn an_explicit_choice_beats_what_the_environment_points_to() {
-        let pod = [
-            (TENANT_ID, "t"),
-            (CLIENT_ID, "c"),
-            (TOKEN_FILE, "/token"),
-            (CLIENT_SECRET, SECRET),
-        ];
+        let pod = [(TENANT_ID, "t"), (CLIENT_ID, "c"), (TOKEN_FILE, "/token"), (CLIENT_SECRET, SECRET)];
         for (name, kind) in [
-            (
-                "managed_identity",
-                "managed identity (user-assigned, client id c)",
-            ),
+            ("managed_identity", "managed identity (user-assigned, client id c)"),
             ("Workload-Identity", "workload identity (client id c)"),
             ("CLIENT_SECRET", "client secret (tenant t, client id c)"),
             ("developer_tools", "developer tools (az or azd)"),
         ] {
             assert_eq!(chosen(&[&pod[..], &[(CREDENTIAL, name)]].concat()), kind);
         }
-        assert_eq!(
-            chosen(&[(CREDENTIAL, "managed_identity")]),
-            "managed identity (system-assigned)"
-        );
+        assert_eq!(chosen(&[(CREDENTIAL, "managed_identity")]), "managed identity (system-assigned)");
         let unknown = problem(&[ACCOUNT, (CREDENTIAL, SECRET)]);
-        assert_names(
-            &unknown,
-            &[CREDENTIAL, "workload_identity", "developer_tools"],
-        );
+        assert_names(&unknown, &[CREDENTIAL, "workload_identity", "developer_tools"]);
     }
 
     #[test]
@@ -550,26 +447,15 @@ mod tests {
         let key = (KEY, SECRET);
         let string = (CONNECTION_STRING, SECRET);
         assert_names(&problem(&[ACCOUNT, key, string]), &[KEY, CONNECTION_STRING]);
-        for name in [
-            "managed_identity",
-            "workload_identity",
-            "client_secret",
-            "developer_tools",
-        ] {
+        for name in ["managed_identity", "workload_identity", "client_secret", "developer_tools"] {
             let choice = (CREDENTIAL, name);
             assert_names(&problem(&[ACCOUNT, key, choice]), &[KEY, CREDENTIAL]);
-            assert_names(
-                &problem(&[ACCOUNT, string, choice]),
-                &[CONNECTION_STRING, CREDENTIAL],
-            );
+            assert_names(&problem(&[ACCOUNT, string, choice]), &[CONNECTION_STRING, CREDENTIAL]);
             let all_three = problem(&[ACCOUNT, key, string, choice]);
             assert_names(&all_three, &[KEY, CONNECTION_STRING, CREDENTIAL]);
         }
         let other_secret = problem(&[ACCOUNT, string, (CREDENTIAL, "key")]);
-        assert_names(
-            &other_secret,
-            &[CONNECTION_STRING, CREDENTIAL, "contradict"],
-        );
+        assert_names(&other_secret, &[CONNECTION_STRING, CREDENTIAL, "contradict"]);
         let both = problem(&[ACCOUNT, key, string, (CREDENTIAL, "connection_string")]);
         assert_names(&both, &[KEY, CREDENTIAL, "contradict"]);
     }
@@ -588,16 +474,10 @@ mod tests {
         assert_names(&problem(&[ACCOUNT, (KEY, "c2VjcmV0!")]), &[KEY, "Base64"]);
         let bad = "AccountEndpoint=https://acc.documents.azure.com/;c2VjcmV0";
         assert_names(&problem(&[(CONNECTION_STRING, bad)]), &[CONNECTION_STRING]);
-        assert_names(
-            &problem(&[ACCOUNT, (CREDENTIAL, "key")]),
-            &[KEY, CREDENTIAL],
-        );
+        assert_names(&problem(&[ACCOUNT, (CREDENTIAL, "key")]), &[KEY, CREDENTIAL]);
         let missing = problem(&[ACCOUNT, (CREDENTIAL, "connection_string")]);
         assert_names(&missing, &[CONNECTION_STRING, CREDENTIAL]);
-        assert_names(
-            &problem(&[(ENDPOINT, STRING)]),
-            &[ENDPOINT, CONNECTION_STRING],
-        );
+        assert_names(&problem(&[(ENDPOINT, STRING)]), &[ENDPOINT, CONNECTION_STRING]);
     }
 
     #[test]
@@ -606,10 +486,7 @@ mod tests {
         assert_names(&nothing, &[ENDPOINT, CONNECTION_STRING]);
 
         let half_a_principal = problem(&[(CLIENT_SECRET, SECRET)]);
-        assert_names(
-            &half_a_principal,
-            &[ENDPOINT, TENANT_ID, CLIENT_ID, "2 problems"],
-        );
+        assert_names(&half_a_principal, &[ENDPOINT, TENANT_ID, CLIENT_ID, "2 problems"]);
 
         let half_a_pod = problem(&[ACCOUNT, (TOKEN_FILE, "/token"), (TENANT_ID, "t")]);
         assert_names(&half_a_pod, &["AZURE_CLIENT_ID not set", TOKEN_FILE]);
@@ -637,11 +514,7 @@ mod tests {
         ])
         .unwrap();
         assert_eq!((config.database(), config.container()), ("db", "box"));
-        let regions: Vec<_> = config
-            .preferred_regions()
-            .iter()
-            .map(|region| region.as_str())
-            .collect();
+        let regions: Vec<_> = config.preferred_regions().iter().map(|region| region.as_str()).collect();
         assert_eq!(regions, ["westeurope", "northeurope"]);
         assert!(config.create_if_missing());
         assert_eq!(config.throughput(), Throughput::Autoscale(4_000));
@@ -665,41 +538,22 @@ mod tests {
             assert_names(&problem(&[ACCOUNT, (variable, value)]), &[variable]);
         }
         assert_names(&problem(&[(ENDPOINT, SECRET)]), &[ENDPOINT]);
-        assert_names(
-            &problem(&[(ENDPOINT, "http://acc.documents.azure.com/")]),
-            &["https"],
-        );
+        assert_names(&problem(&[(ENDPOINT, "http://acc.documents.azure.com/")]), &["https"]);
     }
 
     #[test]
     fn the_authority_host_tells_the_cloud_where_the_endpoint_agrees() {
         let cloud = |endpoint: &str, authority: &str| {
-            from(&[(ENDPOINT, endpoint), (AUTHORITY_HOST, authority)])
-                .map(|config| config.cloud().clone())
+            from(&[(ENDPOINT, endpoint), (AUTHORITY_HOST, authority)]).map(|config| config.cloud().clone())
         };
         let china = "https://login.chinacloudapi.cn/";
         let public = "https://login.microsoftonline.com/";
-        assert_eq!(
-            cloud("https://a.documents.azure.cn/", china),
-            Ok(Cloud::China)
-        );
-        assert_eq!(
-            cloud("https://a.documents.azure.com/", public),
-            Ok(Cloud::Public)
-        );
-        assert_eq!(
-            cloud("https://cosmos.example.org/", china),
-            Ok(Cloud::China)
-        );
-        assert_eq!(
-            cloud("https://a.documents.azure.cn/", ""),
-            Ok(Cloud::FromEndpoint)
-        );
+        assert_eq!(cloud("https://a.documents.azure.cn/", china), Ok(Cloud::China));
+        assert_eq!(cloud("https://a.documents.azure.com/", public), Ok(Cloud::Public));
+        assert_eq!(cloud("https://cosmos.example.org/", china), Ok(Cloud::China));
+        assert_eq!(cloud("https://a.documents.azure.cn/", ""), Ok(Cloud::FromEndpoint));
         assert!(matches!(
-            cloud(
-                "https://a.documents.azure.com/",
-                "https://login.example.org"
-            ),
+            cloud("https://a.documents.azure.com/", "https://login.example.org"),
             Ok(Cloud::Custom { .. })
         ));
         let elsewhere = cloud("https://a.documents.azure.us/", public).unwrap_err();
@@ -729,10 +583,7 @@ mod tests {
             AUTHORITY_HOST,
             TOKEN_SCOPE,
         ] {
-            assert!(
-                variables.iter().any(|(listed, _)| *listed == name),
-                "{name}"
-            );
+            assert!(variables.iter().any(|(listed, _)| *listed == name), "{name}");
         }
         let config = from(&variables).unwrap();
         assert_eq!(config.credential_kind(), "developer tools (az or azd)");

@@ -57,24 +57,15 @@ pub enum ConfigError {
 
 impl ConfigError {
     pub(crate) fn invalid(setting: &'static str, problem: impl Into<String>) -> Self {
-        Self::Invalid {
-            setting,
-            problem: problem.into(),
-        }
+        Self::Invalid { setting, problem: problem.into() }
     }
 
     pub(crate) fn missing(settings: Vec<&'static str>, remedy: impl Into<String>) -> Self {
-        Self::Missing {
-            settings,
-            remedy: remedy.into(),
-        }
+        Self::Missing { settings, remedy: remedy.into() }
     }
 
     pub(crate) fn contradiction(settings: Vec<&'static str>, remedy: impl Into<String>) -> Self {
-        Self::Contradiction {
-            settings,
-            remedy: remedy.into(),
-        }
+        Self::Contradiction { settings, remedy: remedy.into() }
     }
 }
 
@@ -123,11 +114,8 @@ fn listed(settings: &[&'static str]) -> String {
 }
 
 fn numbered(problems: &[ConfigError]) -> String {
-    let lines: Vec<String> = problems
-        .iter()
-        .enumerate()
-        .map(|(index, problem)| format!("({}) {problem}", index + 1))
-        .collect();
+    let lines: Vec<String> =
+        problems.iter().enumerate().map(|(index, problem)| format!("({}) {problem}", index + 1)).collect();
     lines.join("; ")
 }
 
@@ -142,17 +130,11 @@ mod tests {
         let mut one = Problems::default();
         one.require(false, "database", "is empty");
         one.require(true, "container", "is empty");
-        assert_eq!(
-            one.into_result(),
-            Err(ConfigError::invalid("database", "is empty"))
-        );
+        assert_eq!(one.into_result(), Err(ConfigError::invalid("database", "is empty")));
 
         let mut two = Problems::default();
         two.require(false, "database", "is empty");
-        assert_eq!(
-            two.keep::<()>(Err(ConfigError::missing(vec!["A", "B", "C"], "set them"))),
-            None
-        );
+        assert_eq!(two.keep::<()>(Err(ConfigError::missing(vec!["A", "B", "C"], "set them"))), None);
         let error = two.into_result().unwrap_err();
         assert_eq!(
             error.to_string(),

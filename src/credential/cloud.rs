@@ -60,22 +60,16 @@ impl Cloud {
             Some("login.microsoftonline.com") => Self::Public,
             Some("login.chinacloudapi.cn" | "login.partner.microsoftonline.cn") => Self::China,
             Some("login.microsoftonline.us") => Self::UsGovernment,
-            _ => Self::Custom {
-                authority_host: authority_host.to_owned(),
-            },
+            _ => Self::Custom { authority_host: authority_host.to_owned() },
         })
     }
 
     /// The cloud that an account's name tells, if it does.
     pub(crate) fn of_account(endpoint: &Url) -> Option<Self> {
         let host = endpoint.host_str()?;
-        [
-            (PUBLIC_ACCOUNTS, Self::Public),
-            (CHINA_ACCOUNTS, Self::China),
-            (US_GOVERNMENT_ACCOUNTS, Self::UsGovernment),
-        ]
-        .into_iter()
-        .find_map(|(suffix, cloud)| host.ends_with(suffix).then_some(cloud))
+        [(PUBLIC_ACCOUNTS, Self::Public), (CHINA_ACCOUNTS, Self::China), (US_GOVERNMENT_ACCOUNTS, Self::UsGovernment)]
+            .into_iter()
+            .find_map(|(suffix, cloud)| host.ends_with(suffix).then_some(cloud))
     }
 
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
@@ -89,9 +83,7 @@ impl Cloud {
     pub(super) fn configuration(&self, endpoint: &Url) -> Option<Arc<CloudConfiguration>> {
         let configuration = match self {
             Self::FromEndpoint => match Self::of_account(endpoint) {
-                Some(cloud @ (Self::China | Self::UsGovernment)) => {
-                    return cloud.configuration(endpoint)
-                }
+                Some(cloud @ (Self::China | Self::UsGovernment)) => return cloud.configuration(endpoint),
                 _ => return None,
             },
             Self::Public => CloudConfiguration::AzurePublic,
@@ -110,10 +102,7 @@ impl Cloud {
 fn parse_authority(authority_host: &str) -> Result<Url, ConfigError> {
     match Url::parse(authority_host) {
         Ok(url) if url.scheme() == "https" && url.host_str().is_some() => Ok(url),
-        _ => Err(ConfigError::invalid(
-            AUTHORITY_SETTING,
-            "must be a URL like https://login.microsoftonline.com/",
-        )),
+        _ => Err(ConfigError::invalid(AUTHORITY_SETTING, "must be a URL like https://login.microsoftonline.com/")),
     }
 }
 
@@ -159,10 +148,7 @@ mod tests {
         let of = |text| Cloud::of_account(&url(text));
         assert_eq!(of("https://a.documents.azure.com/"), Some(Cloud::Public));
         assert_eq!(of("https://a.documents.azure.cn/"), Some(Cloud::China));
-        assert_eq!(
-            of("https://a.documents.azure.us/"),
-            Some(Cloud::UsGovernment)
-        );
+        assert_eq!(of("https://a.documents.azure.us/"), Some(Cloud::UsGovernment));
         assert_eq!(of("https://localhost:8081/"), None);
         assert_eq!(of("https://documents.azure.cn.evil.example/"), None);
     }
@@ -175,15 +161,9 @@ mod tests {
         assert_eq!(of("https://login.microsoftonline.us/"), Cloud::UsGovernment);
         assert_eq!(
             of("https://login.example.org"),
-            Cloud::Custom {
-                authority_host: "https://login.example.org".into()
-            }
+            Cloud::Custom { authority_host: "https://login.example.org".into() }
         );
-        for bad in [
-            "login.microsoftonline.com",
-            "http://login.microsoftonline.com",
-            "https://",
-        ] {
+        for bad in ["login.microsoftonline.com", "http://login.microsoftonline.com", "https://"] {
             let error = Cloud::from_authority_host(bad).unwrap_err().to_string();
             assert!(error.contains("AZURE_AUTHORITY_HOST"), "{error}");
         }
@@ -193,25 +173,13 @@ mod tests {
     fn the_identity_library_is_told_the_cloud_only_where_it_is_known() {
         let public = url("https://a.documents.azure.com/");
         let china = url("https://a.documents.azure.cn/");
-        let told =
-            |cloud: Cloud, endpoint| cloud.configuration(endpoint).map(|told| (*told).clone());
+        let told = |cloud: Cloud, endpoint| cloud.configuration(endpoint).map(|told| (*told).clone());
 
         assert_eq!(told(Cloud::FromEndpoint, &public), None);
-        assert_eq!(
-            told(Cloud::FromEndpoint, &china),
-            Some(CloudConfiguration::AzureChina)
-        );
-        assert_eq!(
-            told(Cloud::Public, &china),
-            Some(CloudConfiguration::AzurePublic)
-        );
-        assert_eq!(
-            told(Cloud::UsGovernment, &public),
-            Some(CloudConfiguration::AzureGovernment)
-        );
-        let custom = Cloud::Custom {
-            authority_host: "https://login.example.org".into(),
-        };
+        assert_eq!(told(Cloud::FromEndpoint, &china), Some(CloudConfiguration::AzureChina));
+        assert_eq!(told(Cloud::Public, &china), Some(CloudConfiguration::AzurePublic));
+        assert_eq!(told(Cloud::UsGovernment, &public), Some(CloudConfiguration::AzureGovernment));
+        let custom = Cloud::Custom { authority_host: "https://login.example.org".into() };
         let Some(CloudConfiguration::Custom(custom)) = told(custom, &public) else {
             panic!("expected a custom cloud");
         };
@@ -223,16 +191,9 @@ mod tests {
         let scope = |text| scope_for(&url(text), None);
         assert_eq!(scope("https://a.documents.azure.com/"), None);
         assert_eq!(scope("https://localhost:8081/"), None);
+        assert_eq!(scope("https://a.documents.azure.cn/").as_deref(), Some("https://a.documents.azure.cn/.default"));
         assert_eq!(
-            scope("https://a.documents.azure.cn/").as_deref(),
-            Some("https://a.documents.azure.cn/.default")
-        );
-        assert_eq!(
-            scope_for(
-                &url("https://a.documents.azure.us/"),
-                Some("https://x/.default")
-            )
-            .as_deref(),
+            scope_for(&url("https://a.documents.azure.us/"), Some("https://x/.default")).as_deref(),
             Some("https://x/.default")
         );
     }

@@ -41,11 +41,7 @@ impl FromStr for ConnectionString {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (mut endpoint, mut key) = (None, None);
-        for part in text
-            .split(';')
-            .map(str::trim)
-            .filter(|part| !part.is_empty())
-        {
+        for part in text.split(';').map(str::trim).filter(|part| !part.is_empty()) {
             let Some((name, value)) = part.split_once('=') else {
                 return Err(invalid("has a part that is not NAME=VALUE"));
             };
@@ -64,19 +60,15 @@ impl FromStr for ConnectionString {
         let endpoint = endpoint.ok_or_else(|| invalid("has no AccountEndpoint=https://…"))?;
         let key = key.ok_or_else(|| invalid("has no AccountKey=…"))?;
         Ok(Self {
-            endpoint: endpoint::parse(endpoint).map_err(|_| {
-                invalid("has an AccountEndpoint that is not an https account endpoint")
-            })?,
+            endpoint: endpoint::parse(endpoint)
+                .map_err(|_| invalid("has an AccountEndpoint that is not an https account endpoint"))?,
             key: Secret::new(key.to_owned()),
         })
     }
 }
 
 fn invalid(problem: &str) -> ConfigError {
-    ConfigError::invalid(
-        SETTING,
-        format!("{problem}; copy it again from the account's keys page"),
-    )
+    ConfigError::invalid(SETTING, format!("{problem}; copy it again from the account's keys page"))
 }
 
 #[cfg(test)]
@@ -110,19 +102,14 @@ mod tests {
         assert!(problem(&format!("{endpoint};AccountKey=")).contains("no AccountKey"));
         assert!(problem(&format!("{endpoint};a2V5")).contains("not NAME=VALUE"));
         assert!(problem(&format!("{endpoint};AccountKey=a2V5;AccountKey=b")).contains("twice"));
-        assert!(
-            problem("AccountEndpoint=http://acc.documents.azure.com/;AccountKey=a")
-                .contains("https")
-        );
+        assert!(problem("AccountEndpoint=http://acc.documents.azure.com/;AccountKey=a").contains("https"));
         assert!(problem("AccountEndpoint=acc;AccountKey=a").contains("https"));
     }
 
     #[test]
     fn neither_debug_nor_errors_show_the_key() {
         let parsed: ConnectionString =
-            "AccountEndpoint=https://a.documents.azure.com/;AccountKey=c2VjcmV0"
-                .parse()
-                .unwrap();
+            "AccountEndpoint=https://a.documents.azure.com/;AccountKey=c2VjcmV0".parse().unwrap();
         assert!(!format!("{parsed:?}").contains("c2VjcmV0"));
         for text in [
             "AccountKey=c2VjcmV0",

@@ -101,14 +101,12 @@ pub(crate) fn encode(name: &str) -> String {
 
 /// The SHA-256 of a name in hex: short, legal in an id, and different for different names.
 pub(crate) fn digest(name: &str) -> String {
-    Sha256::digest(name.as_bytes())
-        .iter()
-        .fold(String::with_capacity(64), |mut hex, byte| {
-            use fmt::Write;
-            // Writing to a String can't fail.
-            let _ = write!(hex, "{byte:02x}");
-            hex
-        })
+    Sha256::digest(name.as_bytes()).iter().fold(String::with_capacity(64), |mut hex, byte| {
+        use fmt::Write;
+        // Writing to a String can't fail.
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
 }
 
 #[cfg(test)]
@@ -123,8 +121,7 @@ mod tests {
 
     #[test]
     fn awkward_names_make_legal_ids_that_differ() {
-        let ids: std::collections::HashSet<_> =
-            AWKWARD.iter().map(|n| DocumentId::new("kv", &[&encode(n)])).collect();
+        let ids: std::collections::HashSet<_> = AWKWARD.iter().map(|n| DocumentId::new("kv", &[&encode(n)])).collect();
         assert_eq!(ids.len(), AWKWARD.len());
         for id in ids {
             check(id.as_str()).unwrap();

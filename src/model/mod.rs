@@ -1,7 +1,14 @@
 //! Documents and their names. Nothing here does I/O.
 
+pub(crate) mod clock;
+pub(crate) mod documents;
+pub(crate) mod event_set;
 pub(crate) mod id;
+pub(crate) mod item;
 pub(crate) mod partition;
 
+pub(crate) use clock::{Clock, Millis, Sequencer};
+pub(crate) use documents::*;
+pub(crate) use event_set::EventSet;
 pub(crate) use id::DocumentId;
 pub(crate) use partition::Partition;

@@ -126,10 +126,8 @@ impl Accounting {
     }
 
     pub(crate) fn statistics(&self) -> RequestStatistics {
-        let by_kind = OperationKind::ALL
-            .iter()
-            .map(|&kind| (kind, self.counters[kind as usize].statistics()))
-            .collect();
+        let by_kind =
+            OperationKind::ALL.iter().map(|&kind| (kind, self.counters[kind as usize].statistics())).collect();
         RequestStatistics { by_kind }
     }
 }

@@ -18,6 +18,8 @@ pub(crate) const MAX_OPERATIONS: usize = 100;
 /// The service's limit on a document, and on a batch as a whole, is 2 MB. What we count leaves room for what the service
 /// and the SDK add around a document: system properties, status codes, commas.
 pub(crate) const MAX_BYTES: usize = 2 * 1024 * 1024 - 64 * 1024;
+/// A document must also fit when it is staged inside another one, next to the operation that fences it.
+pub(crate) const MAX_DOCUMENT_BYTES: usize = MAX_BYTES - 16 * 1024;
 
 /// One operation of a batch. It can be stored, for a turn that does not fit one batch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -61,17 +63,13 @@ impl Operation {
 
     /// The bytes that this operation adds to a batch.
     pub(crate) fn size(&self) -> usize {
-        // Serialising into a counter costs no memory; the envelope is what the service's format puts around it.
+        // What the service's format puts around a document.
         const ENVELOPE: usize = 96;
-        let mut counter = Counter(0);
-        match self {
-            Self::Create { document } | Self::Upsert { document } | Self::Replace { document, .. } => {
-                // A Value always serialises, and the counter takes everything.
-                let _ = serde_json::to_writer(&mut counter, document);
-            }
-            Self::Delete { .. } => {}
-        }
-        counter.0 + ENVELOPE
+        let document = match self {
+            Self::Create { document } | Self::Upsert { document } | Self::Replace { document, .. } => size_of(document),
+            Self::Delete { .. } => 0,
+        };
+        document + ENVELOPE
     }
 
     /// The id of the document that this operation writes.
@@ -83,6 +81,14 @@ impl Operation {
             Self::Replace { id, .. } | Self::Delete { id, .. } => id.as_str(),
         }
     }
+}
+
+/// The bytes of a document as JSON. Serialising into a counter costs no memory.
+pub(super) fn size_of(document: &Value) -> usize {
+    let mut counter = Counter(0);
+    // A Value always serialises, and the counter takes everything.
+    let _ = serde_json::to_writer(&mut counter, document);
+    counter.0
 }
 
 struct Counter(usize);

@@ -26,39 +26,44 @@ const TIME: Duration = Duration::from_secs(60);
 
 /// Opens the container, making it first where `config` allows that.
 pub(crate) async fn open(client: &CosmosClient, config: &CosmosDBProviderConfig) -> Result<Store, StoreError> {
-    let place = Place {
-        account: client.endpoint().host_str().unwrap_or("the account").to_owned(),
-        database: config.database().to_owned(),
-        container: config.container().to_owned(),
-        credential: config.credential_kind(),
-    };
-    let opening = Opening { client, config, place: &place, deadline: Deadline::after(TIME) };
-    let container = match opening.find().await? {
+    let opening = Opening::new(client.endpoint().host_str(), config, TIME);
+    let container = match opening.find(client).await? {
         Some(container) => container,
-        None if config.create_if_missing() => opening.create().await?,
-        None => return Err(place.missing()),
+        None if config.create_if_missing() => opening.create(client).await?,
+        None => return Err(opening.place.missing()),
     };
     opening.check(&container).await?;
-    Ok(Store::new(container, place))
+    Ok(Store::new(container, opening.place))
 }
 
-struct Opening<'a> {
-    client: &'a CosmosClient,
+/// The account, database and container that are being opened, and how long that may take.
+pub(super) struct Opening<'a> {
     config: &'a CosmosDBProviderConfig,
-    place: &'a Place,
+    place: Place,
+    time: Duration,
     deadline: Deadline,
 }
 
 /// The codes that setting up tells apart; the rest is an error.
-enum Setup<T> {
+pub(super) enum Setup<T> {
     Done(T),
     NotFound,
     Conflict,
 }
 
-impl Opening<'_> {
-    async fn find(&self) -> Result<Option<ContainerClient>, StoreError> {
-        let database = self.client.database_client(self.place.database.clone());
+impl<'a> Opening<'a> {
+    pub(super) fn new(host: Option<&str>, config: &'a CosmosDBProviderConfig, time: Duration) -> Self {
+        let place = Place {
+            account: host.unwrap_or("the account").to_owned(),
+            database: config.database().to_owned(),
+            container: config.container().to_owned(),
+            credential: config.credential_kind(),
+        };
+        Self { config, place, time, deadline: Deadline::after(time) }
+    }
+
+    async fn find(&self, client: &CosmosClient) -> Result<Option<ContainerClient>, StoreError> {
+        let database = client.database_client(self.place.database.clone());
         let name = self.place.container.clone();
         let found = self.ride_out(|| Box::pin(database.container_client(name.clone(), None))).await?;
         match found {
@@ -67,15 +72,15 @@ impl Opening<'_> {
         }
     }
 
-    async fn create(&self) -> Result<ContainerClient, StoreError> {
-        let Place { database, container, .. } = self.place;
+    async fn create(&self, client: &CosmosClient) -> Result<ContainerClient, StoreError> {
+        let Place { database, container, .. } = &self.place;
         info!(database, container, "creating the container, and the database where it is missing");
-        self.ride_out(|| Box::pin(self.client.create_database(database, None))).await?;
-        let client = self.client.database_client(database.clone());
+        self.ride_out(|| Box::pin(client.create_database(database, None))).await?;
+        let parent = client.database_client(database.clone());
         let made = self
             .ride_out(|| {
                 let options = creation_options(self.config.throughput());
-                Box::pin(client.create_container(properties(container), Some(options)))
+                Box::pin(parent.create_container(properties(container), Some(options)))
             })
             .await?;
         if let Setup::NotFound = made {
@@ -84,7 +89,7 @@ impl Opening<'_> {
         // Another process may have made it, and a container that was just made may take a moment to be seen.
         let mut pause = MIN_PAUSE;
         loop {
-            if let Some(found) = self.find().await? {
+            if let Some(found) = self.find(client).await? {
                 return Ok(found);
             }
             if self.deadline.passed() {
@@ -109,7 +114,7 @@ impl Opening<'_> {
                 container = self.place.container,
                 "time to live is off: markers of delivered messages stay until their instance is deleted. \
                  Turn it on with: {}",
-                update_command(self.place, "--ttl -1")
+                update_command(&self.place, "--ttl -1")
             );
         }
         Ok(())
@@ -126,7 +131,7 @@ impl Opening<'_> {
         };
         let remedy = format!(
             "A partition key can't be changed: name another container, or delete this one and run `{}`",
-            create_command(self.place)
+            create_command(&self.place)
         );
         Err(StoreError::Unfit { container: self.place.container.clone(), problem, remedy })
     }
@@ -137,13 +142,12 @@ impl Opening<'_> {
             return Ok(());
         }
         let problem = format!("its index does not cover {}", missing.join(", "));
-        let remedy =
-            format!("Run `{}`", update_command(self.place, &format!("--idx '{}'", policy_json())));
+        let remedy = format!("Run `{}`", update_command(&self.place, &format!("--idx '{}'", policy_json())));
         Err(StoreError::Unfit { container: self.place.container.clone(), problem, remedy })
     }
 
     /// Repeats an attempt while the service is throttling or away.
-    async fn ride_out<'x, T>(
+    pub(super) async fn ride_out<'x, T>(
         &self,
         mut attempt: impl FnMut() -> BoxFuture<'x, Result<T, CosmosError>>,
     ) -> Result<Setup<T>, StoreError> {
@@ -152,10 +156,7 @@ impl Opening<'_> {
             let error = match tokio::time::timeout_at(self.deadline.instant(), attempt()).await {
                 Ok(Ok(value)) => return Ok(Setup::Done(value)),
                 Ok(Err(error)) => error,
-                Err(_) => {
-                    let detail = format!("{} did not answer within {} s", self.place.account, TIME.as_secs());
-                    return Err(StoreError::Unavailable { detail });
-                }
+                Err(_) => return Err(StoreError::Unavailable { detail: self.silence() }),
             };
             match u16::from(error.status().status_code()) {
                 404 => return Ok(Setup::NotFound),
@@ -183,7 +184,7 @@ impl Opening<'_> {
                 detail: describe(error),
                 advice: format!(
                     "Entra ID can create neither databases nor containers: run `{}` and set create_if_missing to false",
-                    create_command(self.place)
+                    create_command(&self.place)
                 ),
             };
         }
@@ -198,6 +199,12 @@ impl Opening<'_> {
                      `az login`"
                 .to_owned(),
         }
+    }
+
+    /// Getting a token is a part of the request, and may have been what took so long.
+    fn silence(&self) -> String {
+        let Place { account, credential, .. } = &self.place;
+        format!("{account} did not answer, or {credential} did not sign in, within {:?}", self.time)
     }
 
     fn context(&self, error: &CosmosError) -> String {

@@ -1,7 +1,10 @@
 //! From a configuration to a client of the SDK.
 
-use super::error::{describe, StoreError};
-use crate::config::{ConfigError, CosmosDBProviderConfig};
+use super::{
+    bootstrap::{Opening, Setup},
+    error::{describe, StoreError},
+};
+use crate::config::{endpoint, ConfigError, CosmosDBProviderConfig};
 use azure_data_cosmos::{
     options::{ConnectionPoolOptions, UserAgentSuffix},
     CosmosClient, CosmosClientBuilder, CosmosRuntime,
@@ -40,10 +43,8 @@ impl From<ConnectError> for duroxide::providers::ProviderError {
 pub(crate) async fn client(config: &CosmosDBProviderConfig) -> Result<CosmosClient, ConnectError> {
     let account = config.account_reference()?;
     let endpoint = config.endpoint().unwrap_or("the account").to_owned();
-    let failed = |e: azure_data_cosmos::CosmosError| ConnectError::Client {
-        endpoint: endpoint.clone(),
-        detail: describe(&e),
-    };
+    let failed =
+        |e: azure_data_cosmos::CosmosError| ConnectError::Client { endpoint: endpoint.clone(), detail: describe(&e) };
     let pool = ConnectionPoolOptions::builder()
         // One HTTP attempt must end before a turn's lock does, or its retry comes too late.
         .with_max_dataplane_request_timeout(config.request_timeout())
@@ -52,6 +53,17 @@ pub(crate) async fn client(config: &CosmosDBProviderConfig) -> Result<CosmosClie
     let runtime = CosmosRuntime::builder().with_connection_pool(pool).build().await.map_err(failed)?;
     let suffix = UserAgentSuffix::try_from(config.user_agent_suffix().to_owned())
         .map_err(|e| ConnectError::Client { endpoint: endpoint.clone(), detail: e.to_string() })?;
-    let builder = CosmosClientBuilder::new().with_runtime(runtime).with_user_agent_suffix(suffix);
-    Box::pin(builder.build(account, config.routing_strategy())).await.map_err(failed)
+    // Building a client reads the account: the first request, and the one that a wrong credential fails.
+    let url = endpoint::parse(&endpoint)?;
+    let opening = Opening::new(url.host_str(), config, config.operation_timeout());
+    let built = opening.ride_out(|| {
+        let builder = CosmosClientBuilder::new().with_runtime(runtime.clone()).with_user_agent_suffix(suffix.clone());
+        Box::pin(builder.build(account.clone(), config.routing_strategy()))
+    });
+    match built.await? {
+        Setup::Done(client) => Ok(client),
+        Setup::NotFound | Setup::Conflict => {
+            Err(ConnectError::Client { endpoint: endpoint.clone(), detail: "there is no account here".to_owned() })
+        }
+    }
 }

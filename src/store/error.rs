@@ -142,19 +142,19 @@ pub(crate) enum Applied {
 const PARTITION_FULL: u16 = 1_014;
 /// Substatus of a 404 that means the container or database, not the document.
 const OWNER_NOT_FOUND: u16 = 1_003;
-/// Substatus of a token that the credential could not get.
+/// Substatus of a token that the credential could not get, when the SDK reads the account.
 const TOKEN_NOT_HAD: u16 = 20_402;
+/// Substatus of a request that could not be signed: in all other requests the same, with the reason in the text.
+const NOT_SIGNED: u16 = 20_401;
 
 /// Reads one failed attempt.
 pub(crate) fn classify(error: &CosmosError) -> Verdict {
     let status = error.status();
     let code = u16::from(status.status_code());
     let substatus = status.sub_status().map_or(0, |s| s.value());
-    // The SDK sends a write again by itself: then its last answer says nothing about the first.
-    let sent_once = error.diagnostics().is_none_or(|d| d.request_count() <= 1);
-    let refused = if sent_once { Applied::No } else { Applied::Perhaps };
+    let (refused, failed) = applied(error);
     match (code, substatus) {
-        (401, TOKEN_NOT_HAD) => Verdict::Retry { after: None, applied: Applied::No },
+        (401, TOKEN_NOT_HAD | NOT_SIGNED) => Verdict::Retry { after: None, applied: refused },
         (403, PARTITION_FULL) => Verdict::Full,
         (401 | 403, _) => Verdict::Denied,
         (404, OWNER_NOT_FOUND) => Verdict::ContainerMissing,
@@ -166,8 +166,22 @@ pub(crate) fn classify(error: &CosmosError) -> Verdict {
         (429 | 449, _) => Verdict::Retry { after: retry_after(error), applied: refused },
         // A 500 that the SDK made up itself is a fault in what we sent or in how it read the answer.
         (500, _) if !error.is_from_wire() => Verdict::Broken,
-        (408 | 410 | 500 | 502 | 503 | 504, _) => Verdict::Retry { after: None, applied: Applied::Perhaps },
+        (408 | 410 | 500 | 502 | 503 | 504, _) => Verdict::Retry { after: None, applied: failed },
         _ => Verdict::Broken,
+    }
+}
+
+/// Whether a write may have been done where its last answer was a refusal, and where it was a failure.
+///
+/// The SDK sends a write again by itself: then the last answer says nothing about the attempts before.
+fn applied(error: &CosmosError) -> (Applied, Applied) {
+    let Some(diagnostics) = error.diagnostics() else { return (Applied::No, Applied::Perhaps) };
+    let never_left =
+        diagnostics.requests().iter().filter(|request| !request.request_sent().may_have_been_sent()).count();
+    match diagnostics.request_count() - never_left {
+        0 => (Applied::No, Applied::No),
+        1 => (Applied::No, Applied::Perhaps),
+        _ => (Applied::Perhaps, Applied::Perhaps),
     }
 }
 
@@ -180,11 +194,22 @@ pub(crate) fn describe(error: &CosmosError) -> String {
     let status = error.status();
     let code = u16::from(status.status_code());
     let substatus = status.sub_status().map_or(0, |s| s.value());
-    let text = error.to_string();
-    let line = text.lines().next().unwrap_or_default();
-    let short: String = line.chars().take(240).collect();
-    match status.name() {
-        Some(name) => format!("{code}/{substatus} {name}: {short}"),
-        None => format!("{code}/{substatus}: {short}"),
+    let mut text = first_line(error);
+    if substatus == TOKEN_NOT_HAD {
+        // Why there is no token, which the SDK's own words leave out.
+        let mut cause = std::error::Error::source(error);
+        while let Some(reason) = cause {
+            text = format!("{text}: {}", first_line(reason));
+            cause = reason.source();
+        }
     }
+    match status.name() {
+        Some(name) => format!("{code}/{substatus} {name}: {text}"),
+        None => format!("{code}/{substatus}: {text}"),
+    }
+}
+
+fn first_line(error: &dyn std::error::Error) -> String {
+    let text = error.to_string();
+    text.lines().next().unwrap_or_default().chars().take(240).collect()
 }

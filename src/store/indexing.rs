@@ -7,10 +7,11 @@ pub(crate) const INDEXED_PATHS: &[&str] = &[
     "/instanceId/?",
     "/type/?",
     "/due/?",
+    "/seq/?",
+    "/execution/?",
     "/status/?",
     "/parent/?",
     "/createdAt/?",
-    "/completedAt/?",
     "/sessionId/?",
     "/owner/?",
     "/lockedUntil/?",
@@ -42,9 +43,8 @@ fn covers(policy: &IndexingPolicy, path: &str) -> bool {
     if policy.indexing_mode == Some(IndexingMode::None) {
         return false;
     }
-    let best = |paths: &[azure_data_cosmos::models::PropertyPath]| {
-        paths.iter().filter_map(|p| precision(&p.path, path)).max()
-    };
+    let best =
+        |paths: &[azure_data_cosmos::models::PropertyPath]| paths.iter().filter_map(|p| precision(&p.path, path)).max();
     best(&policy.included_paths) > best(&policy.excluded_paths)
 }
 
@@ -124,8 +124,7 @@ mod tests {
             if text[..at].ends_with(|c: char| c.is_ascii_alphanumeric() || c == '_') {
                 continue;
             }
-            let path: String =
-                text[at + 2..].chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect();
+            let path: String = text[at + 2..].chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect();
             if !paths.contains(&path) {
                 paths.push(path);
             }

@@ -31,9 +31,9 @@ use azure_core::http::Etag;
 use azure_data_cosmos::{
     models::{BatchResponse, ItemResponse},
     options::{
-        BatchOptions, EndToEndOperationLatencyPolicy, FeedOptions, ItemReadOptions, ItemWriteOptions,
-        MaxItemCountHint, OperationOptions, OperationOptionsBuilder, Precondition, QueryOptions,
-        ReadConsistencyStrategy, ThrottlingRetryOptionsBuilder,
+        BatchOptions, EndToEndOperationLatencyPolicy, FeedOptions, ItemReadOptions, ItemWriteOptions, MaxItemCountHint,
+        OperationOptions, OperationOptionsBuilder, Precondition, QueryOptions, ReadConsistencyStrategy,
+        ThrottlingRetryOptionsBuilder,
     },
     ContainerClient, CosmosError, FeedScope,
 };
@@ -126,12 +126,12 @@ impl Store {
         document: &T,
         deadline: Deadline,
     ) -> Result<WriteOutcome, StoreError> {
-        let call = self.call(OperationKind::Create, partition, id.as_str(), deadline);
         let body = to_body(document, id)?;
+        let call = self.call(OperationKind::Create, partition, id.as_str(), deadline).sized(body.bytes);
         self.write(call, |options| {
             let options = ItemWriteOptions::default().with_operation_options(options);
             let container = &self.inner.container;
-            Box::pin(container.create_item(partition, id.as_str(), &body, Some(options)))
+            Box::pin(container.create_item(partition, id.as_str(), &body.json, Some(options)))
         })
         .await
     }
@@ -145,12 +145,12 @@ impl Store {
         if_match: Option<&Etag>,
         deadline: Deadline,
     ) -> Result<WriteOutcome, StoreError> {
-        let call = self.call(OperationKind::Replace, partition, id.as_str(), deadline);
         let body = to_body(document, id)?;
+        let call = self.call(OperationKind::Replace, partition, id.as_str(), deadline).sized(body.bytes);
         self.write(call, |options| {
             let options = write_options(options, if_match);
             let container = &self.inner.container;
-            Box::pin(container.replace_item(partition, id.as_str(), &body, Some(options)))
+            Box::pin(container.replace_item(partition, id.as_str(), &body.json, Some(options)))
         })
         .await
     }
@@ -165,12 +165,12 @@ impl Store {
         if_match: Option<&Etag>,
         deadline: Deadline,
     ) -> Result<WriteOutcome, StoreError> {
-        let call = self.call(OperationKind::Upsert, partition, id.as_str(), deadline);
         let body = to_body(document, id)?;
+        let call = self.call(OperationKind::Upsert, partition, id.as_str(), deadline).sized(body.bytes);
         self.write(call, |options| {
             let options = write_options(options, if_match);
             let container = &self.inner.container;
-            Box::pin(container.upsert_item(partition, id.as_str(), &body, Some(options)))
+            Box::pin(container.upsert_item(partition, id.as_str(), &body.json, Some(options)))
         })
         .await
     }
@@ -199,9 +199,9 @@ impl Store {
         freshness: Freshness,
         deadline: Deadline,
     ) -> Result<Option<Versioned<T>>, StoreError> {
-        let call = self.call(OperationKind::Read, partition, id.as_str(), deadline);
+        let mut call = self.call(OperationKind::Read, partition, id.as_str(), deadline);
         let span = call.span.clone();
-        let reading = self.ride_out(call, |mut options| {
+        let reading = self.ride_out(&mut call, |mut options| {
             if freshness == Freshness::LatestCommitted {
                 options.read_consistency_strategy = Some(ReadConsistencyStrategy::LatestCommitted);
             }
@@ -225,27 +225,31 @@ impl Store {
         deadline: Deadline,
     ) -> Result<BatchOutcome, StoreError> {
         let batch = batch::build(partition, operations)?;
+        let name = format!("of {} operations", operations.len());
+        let bytes = operations.iter().map(Operation::size).sum();
+        let mut call = self.call(OperationKind::Batch, partition, &name, deadline).sized(bytes);
+        let span = call.span.clone();
         let mut pause = MIN_PAUSE;
         loop {
-            let call = self.call(OperationKind::Batch, partition, "", deadline);
-            let span = call.span.clone();
-            let sending = self.ride_out(call, |options| {
+            let sending = self.ride_out(&mut call, |options| {
                 let options = BatchOptions::default().with_operation_options(options);
                 let container = &self.inner.container;
                 Box::pin(container.execute_transactional_batch(batch.clone(), Some(options)))
             });
-            let response = match sending.instrument(span).await? {
+            let response = match sending.instrument(span.clone()).await? {
                 Answer::Response(response) => response,
                 Answer::Refused(refusal) => return Err(odd_batch(refusal)),
             };
+            if response.requests() > 1 {
+                call.applied = Applied::Perhaps;
+            }
             match read_batch(response, operations.len())? {
                 // An operation's own 429 or 449 comes inside the 207 and is never retried by the SDK.
-                BatchOutcome::RolledBack(back) if back.is_passing() && !deadline.passed() => {
+                BatchOutcome::RolledBack(back) if back.is_passing() => {
                     self.inner.accounting.record_retry(OperationKind::Batch, back.status == 429);
                     self.pause(&mut pause, back.retry_after, deadline).await;
                     if deadline.passed() {
-                        let detail = format!("an operation of the batch was answered {}", back.status);
-                        return Err(StoreError::Unavailable { detail });
+                        return Err(call.give_up(&format!("operation {} was answered {}", back.index, back.status)));
                     }
                 }
                 outcome => return Ok(outcome),
@@ -277,13 +281,13 @@ impl Store {
 
     async fn query<T: DeserializeOwned + Send + 'static>(
         &self,
-        call: Call,
+        mut call: Call,
         statement: Statement,
         scope: FeedScope,
     ) -> Result<Vec<T>, StoreError> {
         let (kind, span, name) = (call.kind, call.span.clone(), statement.name());
         let query = statement.into_query()?;
-        let asking = self.ride_out(call, |options| {
+        let asking = self.ride_out(&mut call, |options| {
             let feed = FeedOptions::default()
                 .with_max_item_count(MaxItemCountHint::ServerDecides)
                 .with_max_fan_out(self.inner.max_fan_out);
@@ -319,21 +323,19 @@ impl Store {
 
     async fn write<'x>(
         &self,
-        call: Call,
+        mut call: Call,
         attempt: impl FnMut(OperationOptions) -> BoxFuture<'x, Result<ItemResponse, CosmosError>>,
     ) -> Result<WriteOutcome, StoreError> {
-        let (span, id) = (call.span.clone(), call.document.clone());
-        match self.ride_out(call, attempt).instrument(span).await? {
+        let span = call.span.clone();
+        match self.ride_out(&mut call, attempt).instrument(span).await? {
             Answer::Refused(refusal) => Ok(WriteOutcome::Refused(refusal)),
             Answer::Response(response) => {
                 // A delete has no ETag to give.
                 let etag = response.headers().etag().cloned();
                 match etag {
                     Some(etag) => Ok(WriteOutcome::Done(etag)),
-                    None if u16::from(response.status().status_code()) == 204 => {
-                        Ok(WriteOutcome::Done(Etag::from("")))
-                    }
-                    None => Err(no_etag(&id)),
+                    None if u16::from(response.status().status_code()) == 204 => Ok(WriteOutcome::Done(Etag::from(""))),
+                    None => Err(no_etag(&call.document)),
                 }
             }
         }
@@ -342,41 +344,43 @@ impl Store {
     /// Repeats an attempt until it is answered for good or the deadline has passed.
     async fn ride_out<'x, R: Response>(
         &self,
-        call: Call,
+        call: &mut Call,
         mut attempt: impl FnMut(OperationOptions) -> BoxFuture<'x, Result<R, CosmosError>>,
     ) -> Result<Answer<R>, StoreError> {
         let mut pause = MIN_PAUSE;
-        let mut applied = Applied::No;
         loop {
             let options = operation_options(call.deadline);
             let outcome = tokio::time::timeout_at(call.deadline.instant(), attempt(options)).await;
             let error = match outcome {
                 Ok(Ok(response)) => {
-                    self.account(&call, response.requests(), response.charge());
+                    self.account(call, response.requests(), response.charge());
                     return Ok(Answer::Response(response));
                 }
                 Ok(Err(error)) => error,
                 Err(_) => {
-                    return Err(call.give_up(Applied::Perhaps, "the deadline passed while the request was on its way"))
+                    // How often the SDK had sent it went with it: at least once.
+                    self.account(call, 1, 0.0);
+                    call.applied = Applied::Perhaps;
+                    return Err(call.give_up("the deadline passed while the request was on its way"));
                 }
             };
-            self.account_failure(&call, &error);
+            self.account_failure(call, &error);
             match classify(&error) {
                 Verdict::Absent => return Ok(Answer::Refused(Refusal::Absent)),
                 Verdict::Exists => return Ok(Answer::Refused(Refusal::Exists)),
                 Verdict::Stale => return Ok(Answer::Refused(Refusal::Stale)),
-                Verdict::Retry { after, applied: this_one } => {
-                    if this_one == Applied::Perhaps {
-                        applied = Applied::Perhaps;
+                Verdict::Retry { after, applied } => {
+                    if applied == Applied::Perhaps {
+                        call.applied = Applied::Perhaps;
                     }
                     let throttled = u16::from(error.status().status_code()) == 429;
                     self.inner.accounting.record_retry(call.kind, throttled);
                     self.pause(&mut pause, after, call.deadline).await;
                     if call.deadline.passed() {
-                        return Err(call.give_up(applied, &describe(&error)));
+                        return Err(call.give_up(&describe(&error)));
                     }
                 }
-                verdict => return Err(self.explain(&call, verdict, &error)),
+                verdict => return Err(self.explain(call, verdict, &error)),
             }
         }
     }
@@ -409,10 +413,17 @@ impl Store {
     fn explain(&self, call: &Call, verdict: Verdict, error: &CosmosError) -> StoreError {
         let place = &self.inner.place;
         let detail = describe(error);
-        let document = if call.document.is_empty() { "a batch".to_owned() } else { call.document.clone() };
+        let document = match call.kind {
+            OperationKind::Batch => format!("a batch {}", call.document),
+            _ => call.document.clone(),
+        };
         match verdict {
             Verdict::Rejected => StoreError::Rejected { document, detail },
-            Verdict::TooLarge => StoreError::Rejected { document, detail: format!("it is over the 2 MB limit: {detail}") },
+            // We counted less than the service did.
+            Verdict::TooLarge => StoreError::Rejected {
+                document,
+                detail: format!("with {} bytes it is over the limit of 2 MB: {detail}", call.bytes),
+            },
             Verdict::Full => StoreError::PartitionFull { partition: call.partition.clone() },
             Verdict::Denied => place.denied(detail),
             Verdict::ContainerMissing => place.missing(),
@@ -429,7 +440,7 @@ impl Store {
             charge = field::Empty,
         );
         let (partition, document) = (partition.to_string(), document.to_owned());
-        Call { kind, partition, document, deadline, span }
+        Call { kind, partition, document, bytes: 0, deadline, applied: Applied::No, span }
     }
 }
 
@@ -438,18 +449,24 @@ struct Call {
     kind: OperationKind,
     partition: String,
     document: String,
+    /// What it carries, for a message that names the size.
+    bytes: usize,
     deadline: Deadline,
+    /// Whether one of the attempts so far may have been done.
+    applied: Applied,
     span: Span,
 }
 
 impl Call {
-    fn give_up(&self, applied: Applied, detail: &str) -> StoreError {
+    fn sized(self, bytes: usize) -> Self {
+        Self { bytes, ..self }
+    }
+
+    fn give_up(&self, detail: &str) -> StoreError {
         let detail = format!("{} {}: {detail}", self.kind.as_str(), self.document);
-        let writes = !matches!(
-            self.kind,
-            OperationKind::Read | OperationKind::PartitionQuery | OperationKind::ContainerQuery
-        );
-        match applied {
+        let writes =
+            !matches!(self.kind, OperationKind::Read | OperationKind::PartitionQuery | OperationKind::ContainerQuery);
+        match self.applied {
             Applied::Perhaps if writes => StoreError::OutcomeUnknown { detail },
             _ => StoreError::Unavailable { detail },
         }
@@ -531,9 +548,7 @@ fn operation_options(deadline: Deadline) -> OperationOptions {
     // We wait between attempts ourselves, so that a caller with a short lock hears in time.
     let throttling = ThrottlingRetryOptionsBuilder::new().with_max_retry_count(0).build();
     OperationOptionsBuilder::new()
-        .with_end_to_end_latency_policy(EndToEndOperationLatencyPolicy::new(
-            deadline.remaining().max(MIN_SDK_TIMEOUT),
-        ))
+        .with_end_to_end_latency_policy(EndToEndOperationLatencyPolicy::new(deadline.remaining().max(MIN_SDK_TIMEOUT)))
         .with_throttling_retry_options(throttling)
         .build()
 }
@@ -546,9 +561,20 @@ fn write_options(options: OperationOptions, if_match: Option<&Etag>) -> ItemWrit
     }
 }
 
-fn to_body(document: &impl Serialize, id: &DocumentId) -> Result<serde_json::Value, StoreError> {
-    serde_json::to_value(document)
-        .map_err(|e| StoreError::Malformed { detail: format!("document {id} can't be written as JSON: {e}") })
+/// A document ready to be sent, and its size.
+struct Body {
+    json: serde_json::Value,
+    bytes: usize,
+}
+
+fn to_body(document: &impl Serialize, id: &DocumentId) -> Result<Body, StoreError> {
+    let json = serde_json::to_value(document)
+        .map_err(|e| StoreError::Malformed { detail: format!("document {id} can't be written as JSON: {e}") })?;
+    let bytes = batch::size_of(&json);
+    if bytes > batch::MAX_BYTES {
+        return Err(StoreError::TooLarge { document: format!("document {id}"), bytes, limit: batch::MAX_BYTES });
+    }
+    Ok(Body { json, bytes })
 }
 
 fn no_etag(document: &str) -> StoreError {

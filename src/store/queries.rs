@@ -53,12 +53,153 @@ impl Statement {
     }
 }
 
-/// Any document of a partition, by the kinds asked for. Used to see what a test or an operator left in one.
-pub(crate) const DOCUMENTS_OF_TYPE: QueryText = QueryText {
-    name: "documents_of_type",
-    text: "SELECT * FROM c WHERE c.type = @type",
+/// What a turn needs, in one question: visible messages, the current execution's history, values, and what dead turns staged.
+/// Index: `type`, `due`, `execution`.
+pub(crate) const TURN: QueryText = QueryText {
+    name: "turn",
+    text: "SELECT * FROM c WHERE (c.type = 'message' AND c.due <= @now) OR c.type IN ('kv', 'staged') \
+           OR (c.type = 'history' AND c.execution = @execution)",
+};
+
+/// The visible messages of an instance whose history is known. Index: `type`, `due`.
+pub(crate) const VISIBLE_MESSAGES: QueryText = QueryText {
+    name: "visible_messages",
+    text: "SELECT TOP 600 * FROM c WHERE c.type = 'message' AND c.due <= @now ORDER BY c.due",
+};
+
+/// What turns have staged in a partition. Index: `type`.
+pub(crate) const STAGED: QueryText = QueryText { name: "staged", text: "SELECT * FROM c WHERE c.type = 'staged'" };
+
+/// The history of one execution. Index: `type`, `execution`.
+pub(crate) const HISTORY: QueryText =
+    QueryText { name: "history", text: "SELECT * FROM c WHERE c.type = 'history' AND c.execution = @execution" };
+
+/// All values of an instance. Index: `type`.
+pub(crate) const VALUES: QueryText = QueryText { name: "values", text: "SELECT * FROM c WHERE c.type = 'kv'" };
+
+/// The executions of an instance but the current one. Index: `type`.
+pub(crate) const EXECUTIONS: QueryText = QueryText {
+    name: "executions",
+    text: "SELECT c.execution, c.status, c.endedAt, c.events FROM c WHERE c.type = 'execution'",
+};
+
+/// Every document of a partition, with what an erasure must know of it.
+pub(crate) const CONTENTS: QueryText = QueryText {
+    name: "contents",
+    text: "SELECT c.id, c.type, c.seq, c.execution, ARRAY_LENGTH(c.events) AS events FROM c",
+};
+
+/// Messages and half-finished instances that somebody must look at, oldest first. Index: `due`, `type`, `instanceId`.
+pub(crate) const DUE_MESSAGES: QueryText = QueryText {
+    name: "due_messages",
+    text: "SELECT TOP 100 c.instanceId, c.type, c.due, c.seq, c.starts FROM c \
+           WHERE c.due <= @now AND c.type IN ('message', 'instance') \
+           AND NOT ARRAY_CONTAINS(@skip, c.instanceId) ORDER BY c.due",
+};
+
+/// Activities that can be taken, oldest first. Index: `due`, `type`, `instanceId`.
+pub(crate) const DUE_WORK: QueryText = QueryText {
+    name: "due_work",
+    text: "SELECT TOP 100 * FROM c WHERE c.due <= @now AND c.type = 'work' \
+           AND NOT ARRAY_CONTAINS(@skip, c.seq) ORDER BY c.due",
+};
+
+/// Intents that the process which committed them has not delivered, oldest first. Index: `due`, `type`.
+pub(crate) const DUE_INTENTS: QueryText = QueryText {
+    name: "due_intents",
+    text: "SELECT TOP 100 * FROM c WHERE c.due <= @now AND c.type = 'intent' ORDER BY c.due",
+};
+
+/// The intents of one instance. Index: `type`.
+pub(crate) const INTENTS: QueryText = QueryText { name: "intents", text: "SELECT * FROM c WHERE c.type = 'intent'" };
+
+/// Sessions of some owners. Index: `type`, `owner`, `lockedUntil`.
+pub(crate) const SESSIONS_OF: QueryText = QueryText {
+    name: "sessions_of",
+    text: "SELECT * FROM c WHERE c.type = 'session' AND ARRAY_CONTAINS(@owners, c.owner) AND c.lockedUntil > @now",
+};
+
+/// Sessions whose lock has expired. Index: `type`, `lockedUntil`.
+pub(crate) const EXPIRED_SESSIONS: QueryText = QueryText {
+    name: "expired_sessions",
+    text: "SELECT TOP 500 * FROM c WHERE c.type = 'session' AND c.lockedUntil < @now ORDER BY c.lockedUntil",
+};
+
+/// Whether an activity waits for a session. Index: `type`, `sessionId`.
+pub(crate) const WORK_OF_SESSION: QueryText = QueryText {
+    name: "work_of_session",
+    text: "SELECT TOP 1 c.id FROM c WHERE c.type = 'work' AND c.sessionId = @session ORDER BY c.sessionId",
+};
+
+/// Instances, newest first. Index: `type`, `createdAt`.
+pub(crate) const INSTANCES: QueryText = QueryText {
+    name: "instances",
+    text: "SELECT c.instanceId, c.deleting, c.status FROM c WHERE c.type = 'instance' AND IS_DEFINED(c.status) \
+           ORDER BY c.createdAt DESC",
+};
+
+/// Instances with a status, newest first. Index: `type`, `status`, `createdAt`.
+pub(crate) const INSTANCES_BY_STATUS: QueryText = QueryText {
+    name: "instances_by_status",
+    text: "SELECT c.instanceId, c.deleting, c.status FROM c WHERE c.type = 'instance' AND c.status = @status \
+           ORDER BY c.createdAt DESC",
+};
+
+/// Instances with their parent and end, for bulk operations. Index: `type`, `createdAt`.
+pub(crate) const INSTANCES_TO_CLEAN: QueryText = QueryText {
+    name: "instances_to_clean",
+    text: "SELECT c.instanceId, c.deleting, c.status, c.parent, c.completedAt FROM c \
+           WHERE c.type = 'instance' AND IS_DEFINED(c.status) ORDER BY c.createdAt",
+};
+
+/// The children of some instances. Index: `type`, `parent`.
+pub(crate) const CHILDREN: QueryText = QueryText {
+    name: "children",
+    text: "SELECT c.instanceId, c.deleting, c.status, c.parent FROM c \
+           WHERE c.type = 'instance' AND ARRAY_CONTAINS(@parents, c.parent)",
+};
+
+/// Instances whose figures the counters don't hold yet. Index: `type`, `tally`.
+pub(crate) const OPEN_INSTANCES: QueryText = QueryText {
+    name: "open_instances",
+    text: "SELECT TOP 1000 c.instanceId, c.status, c.totals, c.sealed, c.deleting FROM c \
+           WHERE c.type = 'instance' AND c.tally = 'open' ORDER BY c.tally",
+};
+
+/// Messages in the queue, up to a bound. Index: `type`, `due`.
+pub(crate) const MESSAGE_DEPTH: QueryText = QueryText {
+    name: "message_depth",
+    text: "SELECT TOP 1000 c.instanceId FROM c WHERE c.type = 'message' AND IS_DEFINED(c.due) ORDER BY c.due",
+};
+
+/// Activities in the queue, up to a bound. Index: `type`, `due`.
+pub(crate) const WORK_DEPTH: QueryText = QueryText {
+    name: "work_depth",
+    text: "SELECT TOP 1000 c.lock.until FROM c WHERE c.type = 'work' AND IS_DEFINED(c.due) ORDER BY c.due",
 };
 
 /// Every query of the provider.
 #[cfg(test)]
-pub(crate) const ALL: &[QueryText] = &[DOCUMENTS_OF_TYPE];
+pub(crate) const ALL: &[QueryText] = &[
+    TURN,
+    VISIBLE_MESSAGES,
+    STAGED,
+    HISTORY,
+    VALUES,
+    EXECUTIONS,
+    CONTENTS,
+    DUE_MESSAGES,
+    DUE_WORK,
+    DUE_INTENTS,
+    INTENTS,
+    SESSIONS_OF,
+    EXPIRED_SESSIONS,
+    WORK_OF_SESSION,
+    INSTANCES,
+    INSTANCES_BY_STATUS,
+    INSTANCES_TO_CLEAN,
+    CHILDREN,
+    OPEN_INSTANCES,
+    MESSAGE_DEPTH,
+    WORK_DEPTH,
+];

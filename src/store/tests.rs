@@ -1,1 +1,12 @@
-//! The store room against the local account.
+//! The store room against the local account, reached in process and over HTTP.
+
+#![cfg(feature = "key_auth")]
+
+mod batches;
+mod lost_answers;
+mod opening;
+mod points;
+mod queries;
+mod scene;
+mod statistics;
+mod trouble;

@@ -1,0 +1,213 @@
+use std::time::Duration;
+
+use azure_data_cosmos::models::{ContainerProperties, IndexingPolicy};
+use azure_data_cosmos::options::{ConnectionPoolOptions, Region};
+use azure_data_cosmos::{CosmosClientBuilder, RoutingStrategy, TransactionalBatch};
+use duroxide_cosmos_emulator::{
+    fault_injection::{
+        FaultInjectionConditionBuilder, FaultInjectionErrorType, FaultInjectionResultBuilder,
+        FaultInjectionRuleBuilder, FaultOperationType,
+    },
+    Gate, LocalAccount, RequestKind, WireAction, WireRule,
+};
+
+use crate::scene::*;
+
+#[tokio::test]
+async fn every_item_operation_works_in_process() {
+    use_every_operation(&LocalAccount::new().client().await).await;
+}
+
+#[tokio::test]
+async fn containers_get_the_partitions_asked_for_and_keep_their_properties() {
+    for partitions in [1, 3, 8] {
+        let account = LocalAccount::builder().with_partitions(partitions).build();
+        let client = account.client().await;
+        let policy = IndexingPolicy::default().with_included_path("/value/?").with_excluded_path("/*");
+        let properties = ContainerProperties::new(CONTAINER, "/pk".into()).with_indexing_policy(policy.clone());
+        client.create_database(DATABASE, None).await.unwrap();
+        let database = client.database_client(DATABASE);
+        let created = database.create_container(properties.clone(), None).await.unwrap();
+        assert_eq!(u16::from(created.status().status_code()), 201);
+
+        assert_eq!(account.partition_count(DATABASE, CONTAINER), partitions as usize);
+        let read = open_container(&client).await.read(None).await.unwrap();
+        let read: ContainerProperties = read.into_model().unwrap();
+        assert_eq!(read.indexing_policy, Some(policy));
+
+        let again = database.create_container(properties, None).await;
+        assert_eq!(status(&again.unwrap_err()), 409);
+    }
+}
+
+#[tokio::test]
+async fn a_query_crosses_all_partitions() {
+    let account = LocalAccount::builder().with_partitions(4).build();
+    let container = create_container(&account.client().await).await;
+    for n in 0..40 {
+        let pk = format!("pk{n}");
+        container.create_item(pk.clone(), "1", item(&pk, "1", n), None).await.unwrap();
+    }
+    let before = account.stats();
+    let all = query(&container, "SELECT * FROM c ORDER BY c.value").await;
+    assert_eq!(all.iter().map(|i| i.value).collect::<Vec<_>>(), (0..40).collect::<Vec<_>>());
+    let queries = (account.stats() - before).of(RequestKind::Query).requests;
+    assert!(queries >= 4, "{queries} requests for four partitions");
+}
+
+#[tokio::test]
+async fn what_the_service_refuses_is_refused() {
+    let account = LocalAccount::new();
+    let container = create_container(&account.client().await).await;
+    for id in ["a/b", "a\\b", "a?b", "a#b", "", &"x".repeat(1024)] {
+        let bad = item("p", id, 0);
+        let created = container.create_item("p", id, &bad, None).await;
+        assert_eq!(status(&created.unwrap_err()), 400, "create {id:?}");
+        let upserted = container.upsert_item("p", id, &bad, None).await;
+        assert_eq!(status(&upserted.unwrap_err()), 400, "upsert {id:?}");
+        let batch = TransactionalBatch::new("p").create_item(&bad).unwrap();
+        let batched = container.execute_transactional_batch(batch, None).await;
+        assert_eq!(status(&batched.unwrap_err()), 400, "batch {id:?}");
+    }
+    let long = "k".repeat(2049);
+    let created = container.create_item(long.clone(), "1", item(&long, "1", 0), None).await;
+    assert_eq!(status(&created.unwrap_err()), 400);
+    assert_eq!(query(&container, "SELECT * FROM c").await, []);
+}
+
+#[tokio::test]
+async fn the_services_limits_are_accepted_up_to_the_last_byte() {
+    let container = create_container(&LocalAccount::new().client().await).await;
+    let (pk, id) = ("k".repeat(2048), "x".repeat(1023));
+    container.create_item(pk.clone(), &id, item(&pk, &id, 1), None).await.unwrap();
+    assert!(read(&container, &pk, &id).await.is_some());
+}
+
+#[tokio::test]
+async fn what_is_too_large_is_refused_with_413() {
+    let container = create_container(&LocalAccount::new().client().await).await;
+    let large = |size: usize| serde_json::json!({ "id": "1", "pk": "p", "text": "t".repeat(size) });
+    let created = container.create_item("p", "1", large(2 << 20), None).await;
+    assert_eq!(status(&created.unwrap_err()), 413);
+    let mut batch = TransactionalBatch::new("p");
+    for _ in 0..3 {
+        batch = batch.upsert_item(large(1 << 20), None).unwrap();
+    }
+    let batched = container.execute_transactional_batch(batch, None).await;
+    assert_eq!(status(&batched.unwrap_err()), 413);
+    let mut batch = TransactionalBatch::new("p");
+    for _ in 0..101 {
+        batch = batch.upsert_item(item("p", "1", 0), None).unwrap();
+    }
+    let batched = container.execute_transactional_batch(batch, None).await;
+    assert_eq!(status(&batched.unwrap_err()), 400);
+}
+
+#[tokio::test]
+async fn requests_are_counted_by_kind_and_client() {
+    let account = LocalAccount::new();
+    let one = create_container(&account.client_named("one").await).await;
+    let two = open_container(&account.client_named("two").await).await;
+    account.reset_stats();
+    one.create_item("p", "1", item("p", "1", 0), None).await.unwrap();
+    for _ in 0..3 {
+        read(&two, "p", "1").await;
+    }
+    assert_eq!(read(&two, "p", "missing").await, None);
+
+    let stats = account.stats();
+    assert_eq!(stats.of(RequestKind::Create).requests, 1);
+    assert_eq!(stats.of(RequestKind::Read).requests, 4);
+    assert_eq!(stats.of(RequestKind::Read).failures, 1);
+    assert_eq!(stats.items().requests, 5);
+    assert!(stats.of(RequestKind::Create).charge > stats.of(RequestKind::Read).charge / 4.0);
+    assert!(stats.of(RequestKind::Create).request_bytes > 0);
+    assert_eq!(account.stats_of("two").of(RequestKind::Create).requests, 0);
+    assert_eq!(account.stats_of("two").of(RequestKind::Read).requests, 4);
+    assert_eq!((account.stats() - stats).total().requests, 0);
+    let json = serde_json::to_value(account.stats()).unwrap();
+    assert_eq!(json["read"]["requests"], 4);
+}
+
+#[tokio::test]
+async fn a_partition_can_be_split_under_a_client() {
+    let account = LocalAccount::new();
+    let container = create_container(&account.client().await).await;
+    for n in 0..20 {
+        let pk = format!("pk{n}");
+        container.create_item(pk.clone(), "1", item(&pk, "1", n), None).await.unwrap();
+    }
+    let children = account.split(DATABASE, CONTAINER, 0).await.unwrap();
+    assert_eq!(account.partitions(DATABASE, CONTAINER), children);
+    for n in 0..20 {
+        assert!(read(&container, &format!("pk{n}"), "1").await.is_some());
+    }
+    assert_eq!(query(&container, "SELECT * FROM c").await.len(), 20);
+    assert!(account.split(DATABASE, CONTAINER, 0).await.is_err());
+}
+
+#[tokio::test]
+async fn the_sdks_own_fault_rules_work_above_the_wire() {
+    let account = LocalAccount::new();
+    create_container(&account.client().await).await;
+    let result = FaultInjectionResultBuilder::new().with_error(FaultInjectionErrorType::TooManyRequests).build();
+    let condition = FaultInjectionConditionBuilder::new().with_operation_type(FaultOperationType::CreateItem).build();
+    let rule = FaultInjectionRuleBuilder::new("throttle", result).with_condition(condition).with_hit_limit(1).build();
+    let rule = std::sync::Arc::new(rule);
+    let client = account.client_with("faulty", vec![rule], |builder| builder).await.unwrap();
+    let container = open_container(&client).await;
+    container.create_item("p", "1", item("p", "1", 0), None).await.unwrap();
+    // The one that was throttled never came to the wire.
+    assert_eq!(account.stats_of("faulty").of(RequestKind::Create).requests, 1);
+}
+
+#[tokio::test]
+async fn a_pools_request_timeout_holds_and_the_late_request_is_still_carried_out() {
+    let account = LocalAccount::new();
+    let other = create_container(&account.client().await).await;
+    let pool = ConnectionPoolOptions::builder()
+        .with_max_dataplane_request_timeout(Duration::from_millis(100))
+        .build()
+        .unwrap();
+    let client = account.client_with_pool("hasty", pool, Vec::new(), |builder| builder).await.unwrap();
+    let container = open_container(&client).await;
+    let gate = Gate::new();
+    let hold = WireAction::HoldBefore(gate.clone());
+    account.wire().add(WireRule::new(hold).client("hasty"));
+    let created = container.create_item("p", "1", item("p", "1", 7), None).await;
+    created.unwrap_err();
+    assert_eq!(read(&other, "p", "1").await, None);
+
+    gate.open();
+    while read(&other, "p", "1").await.is_none() {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn containers_get_the_accounts_throughput_unless_they_ask_for_another() {
+    let account = LocalAccount::builder().with_throughput(1000).build();
+    let container = create_container(&account.client().await).await;
+    let throughput = container.read_throughput(None).await.unwrap().unwrap();
+    assert_eq!(throughput.throughput(), Some(1000));
+}
+
+#[tokio::test]
+async fn another_region_lags_while_its_replication_is_paused() {
+    let account = LocalAccount::builder().with_regions(&["East US", "West US"]).build();
+    let east = create_container(&account.client_named("east").await).await;
+    let runtime = account.runtime_builder("west").build().await.unwrap();
+    let west = CosmosClientBuilder::new()
+        .with_runtime(runtime)
+        .build(account.reference(), RoutingStrategy::PreferredRegions(vec![Region::WEST_US]))
+        .await
+        .unwrap();
+    let west = open_container(&west).await;
+
+    account.store().pause_replication("West US");
+    east.create_item("p", "1", item("p", "1", 1), None).await.unwrap();
+    assert_eq!(read(&west, "p", "1").await, None);
+    account.store().resume_replication("West US");
+    account.store().drain_pending_replications().await;
+    assert!(read(&west, "p", "1").await.is_some());
+}

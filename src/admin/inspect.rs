@@ -1,0 +1,353 @@
+//! What there is.
+
+use super::{delete, InstanceRow};
+use crate::{
+    engine::Engine,
+    model::{status, EventSet, ExecutionDocument, InstanceDocument, KvDocument, Millis, Partition, StatusDocument},
+    store::{queries, Deadline, Freshness, Statement, StoreError, Versioned},
+    turn::{load, read},
+};
+use duroxide::{
+    providers::{ExecutionInfo, InstanceInfo, ProviderError},
+    Event, EventKind, SystemStats,
+};
+use serde::Deserialize;
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
+
+/// Instances that a query returns, without those that are deleted.
+pub(crate) async fn instances(
+    engine: &Arc<Engine>,
+    statement: Statement,
+    deadline: Deadline,
+) -> Result<Vec<InstanceRow>, StoreError> {
+    let rows: Vec<InstanceRow> = engine.store.query_container(statement, deadline).await?;
+    let mut visible = Vec::with_capacity(rows.len());
+    for row in rows {
+        let deleted = match &row.deleting {
+            Some(mark) => delete::is_decided(engine, mark, deadline).await?,
+            None => false,
+        };
+        if !deleted && row.status.is_some() {
+            visible.push(row);
+        }
+    }
+    Ok(visible)
+}
+
+/// The document of an instance that exists.
+pub(crate) async fn existing(
+    engine: &Arc<Engine>,
+    instance: &str,
+    operation: &str,
+) -> Result<Versioned<InstanceDocument>, ProviderError> {
+    let missing = || ProviderError::permanent(operation, format!("Instance {instance} not found"));
+    let partition = Partition::instance(instance).map_err(|_| missing())?;
+    let found = read::instance(engine, &partition, engine.deadline()).await;
+    let found = found.map_err(|e| e.into_provider_error(operation))?;
+    found.filter(|found| found.document.exists()).ok_or_else(missing)
+}
+
+/// An execution of the past.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct PastExecution {
+    pub(crate) execution: u64,
+    pub(crate) status: String,
+    #[serde(default)]
+    pub(crate) ended_at: Option<Millis>,
+    #[serde(default)]
+    pub(crate) events: EventSet,
+}
+
+/// The executions that are stored as documents and not pruned: all but a current one that runs.
+pub(crate) async fn past_executions(
+    engine: &Engine,
+    document: &InstanceDocument,
+    deadline: Deadline,
+) -> Result<Vec<PastExecution>, StoreError> {
+    let statement = queries::EXECUTIONS.statement();
+    let mut past: Vec<PastExecution> = engine.store.query_partition(&document.instance_id, statement, deadline).await?;
+    past.retain(|e| !document.pruning.contains(&e.execution));
+    past.sort_by_key(|e| e.execution);
+    Ok(past)
+}
+
+/// The ids of an instance's executions, in order.
+pub(crate) async fn executions(engine: &Arc<Engine>, instance: &str) -> Result<Vec<u64>, ProviderError> {
+    const OPERATION: &str = "list_executions";
+    let failed = |e: StoreError| e.into_provider_error(OPERATION);
+    let Ok(partition) = Partition::instance(instance) else { return Ok(Vec::new()) };
+    let deadline = engine.deadline();
+    let Some(found) = read::instance(engine, &partition, deadline).await.map_err(failed)? else {
+        return Ok(Vec::new());
+    };
+    if !found.document.exists() {
+        return Ok(Vec::new());
+    }
+    let past = past_executions(engine, &found.document, deadline).await.map_err(failed)?;
+    let mut ids: BTreeSet<u64> = past.iter().map(|e| e.execution).collect();
+    ids.insert(found.document.execution);
+    Ok(ids.into_iter().collect())
+}
+
+/// The history of one execution.
+pub(crate) async fn history(
+    engine: &Arc<Engine>,
+    instance: &str,
+    execution: u64,
+    operation: &str,
+) -> Result<Vec<Event>, ProviderError> {
+    let failed = |e: StoreError| e.into_provider_error(operation);
+    let Ok(partition) = Partition::instance(instance) else { return Ok(Vec::new()) };
+    let deadline = engine.deadline();
+    let Some(found) = read::instance(engine, &partition, deadline).await.map_err(failed)? else {
+        return Ok(Vec::new());
+    };
+    if found.document.pruning.contains(&execution) {
+        return Ok(Vec::new());
+    }
+    let documents = read::history(engine, &partition, execution, deadline).await.map_err(failed)?;
+    parsed(load::events(documents).map(|(events, _)| events), operation)
+}
+
+/// The history of the latest execution.
+pub(crate) async fn latest_history(
+    engine: &Arc<Engine>,
+    instance: &str,
+    operation: &str,
+) -> Result<Vec<Event>, ProviderError> {
+    let Ok(partition) = Partition::instance(instance) else { return Ok(Vec::new()) };
+    let events = read::latest(engine, &partition, engine.deadline()).await;
+    parsed(events.map_err(|e| e.into_provider_error(operation))?, operation)
+}
+
+fn parsed(events: Result<Vec<Event>, String>, operation: &str) -> Result<Vec<Event>, ProviderError> {
+    events.map_err(|e| ProviderError::permanent(operation, format!("Failed to deserialize history: {e}")))
+}
+
+/// The current execution of an instance, 1 where there is none.
+pub(crate) async fn latest_execution(engine: &Arc<Engine>, instance: &str) -> Result<u64, ProviderError> {
+    let Ok(partition) = Partition::instance(instance) else { return Ok(1) };
+    let found = read::instance(engine, &partition, engine.deadline()).await;
+    let found = found.map_err(|e| e.into_provider_error("latest_execution_id"))?;
+    Ok(found.map_or(1, |found| found.document.execution))
+}
+
+async fn execution_document(
+    engine: &Engine,
+    document: &InstanceDocument,
+    execution: u64,
+    deadline: Deadline,
+) -> Result<Option<ExecutionDocument>, StoreError> {
+    let id = ExecutionDocument::document_id(execution);
+    let found = engine.store.read(&document.instance_id, &id, Freshness::Session, deadline).await?;
+    Ok(found.map(|Versioned { document, .. }| document))
+}
+
+/// Everything about an instance but its history.
+pub(crate) async fn instance_info(engine: &Arc<Engine>, instance: &str) -> Result<InstanceInfo, ProviderError> {
+    const OPERATION: &str = "get_instance_info";
+    let Versioned { document, .. } = existing(engine, instance, OPERATION).await?;
+    let mut output = None;
+    if document.is_terminal() {
+        let found = execution_document(engine, &document, document.execution, engine.deadline()).await;
+        output = found.map_err(|e| e.into_provider_error(OPERATION))?.and_then(|e| e.output);
+    }
+    let version = if document.version.is_empty() { "unknown".to_owned() } else { document.version };
+    Ok(InstanceInfo {
+        instance_id: instance.to_owned(),
+        orchestration_name: document.name,
+        orchestration_version: version,
+        current_execution_id: document.execution,
+        status: document.status.unwrap_or_default(),
+        output,
+        created_at: document.created_at,
+        updated_at: document.updated_at,
+        parent_instance_id: document.parent,
+    })
+}
+
+/// Everything about an execution but its history.
+pub(crate) async fn execution_info(
+    engine: &Arc<Engine>,
+    instance: &str,
+    execution: u64,
+) -> Result<ExecutionInfo, ProviderError> {
+    const OPERATION: &str = "get_execution_info";
+    let missing =
+        || ProviderError::permanent(OPERATION, format!("Execution {execution} not found for instance {instance}"));
+    let Versioned { document, .. } = existing(engine, instance, OPERATION).await?;
+    if document.pruning.contains(&execution) {
+        return Err(missing());
+    }
+    let stored = execution_document(engine, &document, execution, engine.deadline()).await;
+    let stored = stored.map_err(|e| e.into_provider_error(OPERATION))?;
+    // A current execution that runs has no document of its own yet.
+    let found = match stored {
+        Some(stored) if execution != document.execution || document.is_terminal() => stored,
+        _ if execution == document.execution => ExecutionDocument::of(&document, None),
+        _ => return Err(missing()),
+    };
+    Ok(ExecutionInfo {
+        execution_id: execution,
+        status: found.status,
+        output: found.output,
+        started_at: found.started_at,
+        completed_at: found.ended_at,
+        event_count: usize::try_from(found.events.len()).unwrap_or(usize::MAX),
+    })
+}
+
+/// The custom status, where it is newer than the caller has seen.
+pub(crate) async fn custom_status(
+    engine: &Arc<Engine>,
+    instance: &str,
+    last_seen: u64,
+) -> Result<Option<(Option<String>, u64)>, ProviderError> {
+    let Ok(partition) = Partition::instance(instance) else { return Ok(None) };
+    let deadline = engine.deadline();
+    let failed = |e: StoreError| e.into_provider_error("get_custom_status");
+    let Some(found) = read::instance(engine, &partition, deadline).await.map_err(failed)? else { return Ok(None) };
+    if found.document.status_version <= last_seen {
+        return Ok(None);
+    }
+    let id = StatusDocument::document_id();
+    let read = engine.store.read::<StatusDocument>(&partition, &id, Freshness::Session, deadline).await;
+    let status = read.map_err(failed)?.map(|found| (found.document.value, found.document.version));
+    Ok(status.filter(|(_, version)| *version > last_seen))
+}
+
+/// The latest value of a key.
+pub(crate) async fn value(engine: &Arc<Engine>, instance: &str, key: &str) -> Result<Option<String>, ProviderError> {
+    let Ok(partition) = Partition::instance(instance) else { return Ok(None) };
+    let deadline = engine.deadline();
+    let failed = |e: StoreError| e.into_provider_error("get_kv_value");
+    if read::instance(engine, &partition, deadline).await.map_err(failed)?.is_none() {
+        return Ok(None);
+    }
+    let id = KvDocument::document_id(key);
+    let found = engine.store.read::<KvDocument>(&partition, &id, Freshness::Session, deadline).await;
+    Ok(found.map_err(failed)?.and_then(|found| found.document.value))
+}
+
+/// The latest values of all keys.
+pub(crate) async fn values(engine: &Arc<Engine>, instance: &str) -> Result<HashMap<String, String>, ProviderError> {
+    let Ok(partition) = Partition::instance(instance) else { return Ok(HashMap::new()) };
+    let documents = value_documents(engine, &partition).await;
+    let documents = documents.map_err(|e| e.into_provider_error("get_kv_all_values"))?;
+    Ok(documents.into_iter().filter_map(|d| d.value.map(|value| (d.key, value))).collect())
+}
+
+async fn value_documents(engine: &Arc<Engine>, partition: &Partition) -> Result<Vec<KvDocument>, StoreError> {
+    let deadline = engine.deadline();
+    if read::instance(engine, partition, deadline).await?.is_none() {
+        return Ok(Vec::new());
+    }
+    engine.store.query_partition(partition, queries::VALUES.statement(), deadline).await
+}
+
+/// Sizes of an instance's history and values.
+pub(crate) async fn stats(engine: &Arc<Engine>, instance: &str) -> Result<Option<SystemStats>, ProviderError> {
+    const OPERATION: &str = "get_instance_stats";
+    let failed = |e: StoreError| e.into_provider_error(OPERATION);
+    let Ok(partition) = Partition::instance(instance) else { return Ok(None) };
+    let deadline = engine.deadline();
+    let found = read::instance(engine, &partition, deadline).await.map_err(failed)?;
+    let Some(found) = found.filter(|found| found.document.exists()) else { return Ok(None) };
+    let documents = read::history(engine, &partition, found.document.execution, deadline).await.map_err(failed)?;
+    let count: usize = documents.iter().map(|d| d.events.len()).sum();
+    let bytes: usize = documents.iter().flat_map(|d| &d.events).map(String::len).sum();
+    let pending = load::events(documents).map_or(0, |(events, _)| carried_forward(&events));
+    let values = value_documents(engine, &partition).await.map_err(failed)?;
+    let live: Vec<&String> = values.iter().filter_map(|v| v.value.as_ref()).collect();
+    Ok(Some(SystemStats {
+        history_event_count: count as u64,
+        history_size_bytes: bytes as u64,
+        queue_pending_count: pending,
+        kv_user_key_count: live.len() as u64,
+        kv_total_value_bytes: live.iter().map(|v| v.len() as u64).sum(),
+    }))
+}
+
+/// Queue messages that the execution took over from the one before it.
+fn carried_forward(events: &[Event]) -> u64 {
+    events
+        .iter()
+        .find_map(|event| match &event.kind {
+            EventKind::OrchestrationStarted { carry_forward_events, .. } => {
+                Some(carry_forward_events.as_ref().map_or(0, |carried| carried.len() as u64))
+            }
+            _ => None,
+        })
+        .unwrap_or(0)
+}
+
+/// The children of some instances, and whose they are.
+pub(crate) async fn children(
+    engine: &Arc<Engine>,
+    parents: &[String],
+    deadline: Deadline,
+) -> Result<Vec<InstanceRow>, StoreError> {
+    let mut rows = Vec::new();
+    for chunk in parents.chunks(200) {
+        let statement = queries::CHILDREN.statement().bind("@parents", chunk);
+        rows.extend(instances(engine, statement, deadline).await?);
+    }
+    Ok(rows)
+}
+
+/// An instance with all that descend from it, parents before children, each once.
+pub(crate) async fn tree(engine: &Arc<Engine>, root: &str) -> Result<Vec<String>, StoreError> {
+    let deadline = engine.deadline();
+    let mut all = vec![root.to_owned()];
+    let mut seen: BTreeSet<String> = all.iter().cloned().collect();
+    let mut generation = all.clone();
+    while !generation.is_empty() {
+        let rows = children(engine, &generation, deadline).await?;
+        generation = rows.iter().filter_map(InstanceRow::id).filter(|id| seen.insert(id.clone())).collect();
+        all.extend(generation.iter().cloned());
+    }
+    Ok(all)
+}
+
+/// Whether an instance may be deleted without force.
+pub(crate) fn is_running(document: &InstanceDocument) -> bool {
+    document.status.as_deref() == Some(status::RUNNING)
+}
+
+/// The ids of the instances that a query returns.
+pub(crate) async fn list(
+    engine: &Arc<Engine>,
+    statement: Statement,
+    operation: &str,
+) -> Result<Vec<String>, ProviderError> {
+    let rows = instances(engine, statement, engine.deadline()).await;
+    let rows = rows.map_err(|e| e.into_provider_error(operation))?;
+    Ok(rows.iter().filter_map(InstanceRow::id).collect())
+}
+
+/// The instances that a bulk operation takes, oldest first.
+pub(crate) async fn filtered(
+    engine: &Arc<Engine>,
+    filter: &duroxide::providers::InstanceFilter,
+    fits: impl Fn(&InstanceRow) -> bool,
+    operation: &str,
+) -> Result<Vec<String>, ProviderError> {
+    /// What duroxide's own provider does where no limit is given.
+    const DEFAULT_LIMIT: u32 = 1_000;
+    if filter.instance_ids.as_ref().is_some_and(Vec::is_empty) {
+        return Ok(Vec::new());
+    }
+    let rows = instances(engine, queries::INSTANCES_TO_CLEAN.statement(), engine.deadline()).await;
+    let rows = rows.map_err(|e| e.into_provider_error(operation))?;
+    let limit = filter.limit.unwrap_or(DEFAULT_LIMIT) as usize;
+    let ended = |row: &InstanceRow| {
+        filter.completed_before.is_none_or(|before| row.completed_at.is_some_and(|ended| ended < before))
+    };
+    let named = |id: &String| filter.instance_ids.as_ref().is_none_or(|ids| ids.contains(id));
+    let ids = rows.iter().filter(|row| fits(row) && ended(row)).filter_map(InstanceRow::id).filter(named);
+    Ok(ids.take(limit).collect())
+}

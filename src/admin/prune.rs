@@ -1,0 +1,141 @@
+//! Pruning: old executions of an instance that continues as new.
+//!
+//! The write that puts the executions' numbers into the instance's document decides: from then on they are not there for
+//! anybody who looks. Their documents are erased after it, and the numbers taken out at last. A crash in between leaves them
+//! for the next call, or for the poll that meets the document's `due`.
+
+use super::{delete, inspect};
+use crate::{
+    engine::Engine,
+    model::{status, DocumentId, InstanceDocument, Partition},
+    store::{queries, Deadline, StoreError, Versioned, WriteOutcome},
+    turn::{instance_id, release::read_latest},
+};
+use duroxide::providers::{ProviderError, PruneOptions, PruneResult};
+use serde::Deserialize;
+use std::sync::Arc;
+
+const OPERATION: &str = "prune_executions";
+
+/// Prunes the executions of one instance that `options` select. The current one, and those that run, always stay.
+pub(crate) async fn prune(
+    engine: &Arc<Engine>,
+    instance: &str,
+    options: &PruneOptions,
+) -> Result<PruneResult, ProviderError> {
+    let failed = |e: StoreError| e.into_provider_error(OPERATION);
+    let deadline = engine.deadline();
+    let found = inspect::existing(engine, instance, OPERATION).await?;
+    let partition = found.document.instance_id.clone();
+    finish(engine, &partition, deadline).await.map_err(failed)?;
+    let past = inspect::past_executions(engine, &found.document, deadline).await.map_err(failed)?;
+    let doomed = select(&found.document, past, options);
+    let mut result = PruneResult { instances_processed: 1, ..PruneResult::default() };
+    if doomed.is_empty() {
+        return Ok(result);
+    }
+    let executions: Vec<u64> = doomed.iter().map(|e| e.execution).collect();
+    let events: u64 = doomed.iter().map(|e| e.events.len()).sum();
+    decide(engine, &partition, &executions, events, deadline).await.map_err(failed)?;
+    result.executions_deleted = executions.len() as u64;
+    result.events_deleted = events;
+    finish(engine, &partition, deadline).await.map_err(failed)?;
+    Ok(result)
+}
+
+fn select(
+    document: &InstanceDocument,
+    past: Vec<inspect::PastExecution>,
+    options: &PruneOptions,
+) -> Vec<inspect::PastExecution> {
+    // The current execution is one of those that are kept.
+    let keep = options.keep_last.unwrap_or(1).max(1) as usize - 1;
+    let mut old: Vec<_> = past.into_iter().filter(|e| e.execution != document.execution).collect();
+    old.sort_by_key(|e| std::cmp::Reverse(e.execution));
+    old.into_iter()
+        .skip(keep)
+        .filter(|e| e.status != status::RUNNING)
+        .filter(|e| options.completed_before.is_none_or(|before| e.ended_at.is_some_and(|ended| ended < before)))
+        .collect()
+}
+
+/// The write from which on the executions are not there any more.
+async fn decide(
+    engine: &Engine,
+    partition: &Partition,
+    executions: &[u64],
+    events: u64,
+    deadline: Deadline,
+) -> Result<(), StoreError> {
+    let change = |document: &mut InstanceDocument| {
+        let fresh = executions.iter().filter(|e| !document.pruning.contains(e)).copied().collect::<Vec<_>>();
+        document.totals.executions = document.totals.executions.saturating_sub(fresh.len() as u64);
+        document.totals.events = document.totals.events.saturating_sub(events);
+        document.pruning.extend(fresh);
+        document.tally = Some("open".to_owned());
+    };
+    rewrite(engine, partition, change, deadline).await
+}
+
+async fn rewrite(
+    engine: &Engine,
+    partition: &Partition,
+    change: impl Fn(&mut InstanceDocument),
+    deadline: Deadline,
+) -> Result<(), StoreError> {
+    loop {
+        let Some(Versioned { mut document, etag }) = read_latest(engine, partition, deadline).await? else {
+            return Ok(());
+        };
+        change(&mut document);
+        let written = engine.store.replace(partition, &instance_id(), &document, Some(&etag), deadline).await?;
+        engine.cache.forget(partition);
+        if let WriteOutcome::Done(_) = written {
+            return Ok(());
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Row {
+    id: DocumentId,
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(default)]
+    execution: Option<u64>,
+}
+
+/// Erases what was pruned and takes the mark off.
+async fn finish(engine: &Engine, partition: &Partition, deadline: Deadline) -> Result<(), StoreError> {
+    let Some(Versioned { document, .. }) = read_latest(engine, partition, deadline).await? else { return Ok(()) };
+    if document.pruning.is_empty() {
+        return Ok(());
+    }
+    let rows: Vec<Row> = engine.store.query_partition(partition, queries::CONTENTS.statement(), deadline).await?;
+    let pruned = |row: &Row| row.execution.is_some_and(|e| document.pruning.contains(&e));
+    let (history, executions): (Vec<Row>, Vec<Row>) = rows
+        .into_iter()
+        .filter(|row| matches!(row.kind.as_str(), "history" | "execution") && pruned(row))
+        .partition(|row| row.kind == "history");
+    let ids = |rows: Vec<Row>| rows.into_iter().map(|row| row.id).collect::<Vec<_>>();
+    delete::remove(engine, partition, &ids(history), deadline).await?;
+    delete::remove(engine, partition, &ids(executions), deadline).await?;
+    let done = document.pruning.clone();
+    rewrite(engine, partition, |document| document.pruning.retain(|e| !done.contains(e)), deadline).await
+}
+
+/// Prunes the instances that a filter takes.
+pub(crate) async fn prune_bulk(
+    engine: &Arc<Engine>,
+    filter: &duroxide::providers::InstanceFilter,
+    options: &PruneOptions,
+) -> Result<PruneResult, ProviderError> {
+    let mut result = PruneResult::default();
+    for instance in inspect::filtered(engine, filter, |_| true, "prune_executions_bulk").await? {
+        let pruned = prune(engine, &instance, options).await?;
+        result.instances_processed += pruned.instances_processed;
+        result.executions_deleted += pruned.executions_deleted;
+        result.events_deleted += pruned.events_deleted;
+    }
+    Ok(result)
+}

@@ -1,0 +1,361 @@
+//! Waiting for work: hints first, then the service, then time.
+
+use super::{parcel::Parcel, poll::Pace, queue::Queue, slots::LeaseProvider, Offer, OrchestrationHint, WorkHint};
+use crate::{
+    engine::Engine,
+    model::{kind, Millis, Partition, WorkDocument},
+    store::{queries, Deadline, StoreError},
+    turn::{claim as turn_claim, release},
+    work::claim as work_claim,
+};
+use duroxide::providers::{
+    DispatcherCapabilityFilter, OrchestrationItem, ProviderError, SessionFetchConfig, TagFilter, WorkItem,
+};
+use serde::Deserialize;
+use std::{hash::Hash, sync::Arc, time::Duration};
+use tokio::time::Instant;
+use tracing::{debug, warn};
+
+/// A claim takes no longer: then the hint can be tried by another waiter.
+const CLAIM_TIME: Millis = 10_000;
+/// After a failed attempt, and between polls that fail.
+const RETRY_AFTER: Millis = 200;
+/// Messages that wait for a start are looked at less and less often.
+const WAIT_FOR_START: Millis = 500;
+const MAX_WAIT_FOR_START: Millis = 30_000;
+/// Rows of a page, as the queries say.
+const PAGE: usize = 100;
+/// At most so many known keys are sent with a poll.
+const MAX_SKIP: usize = 500;
+
+type Turn = (OrchestrationItem, String, u32);
+type Work = (WorkItem, String, u32);
+
+/// The next turn, or nothing within `poll_timeout`.
+pub(crate) async fn next_turn(
+    engine: &Arc<Engine>,
+    lock_timeout: Duration,
+    poll_timeout: Duration,
+    filter: Option<&DispatcherCapabilityFilter>,
+) -> Result<Option<Turn>, ProviderError> {
+    const OPERATION: &str = "fetch_orchestration_item";
+    let dispatch = &engine.dispatch;
+    let lease = dispatch.turn_leases.lease();
+    let fits = |hint: &OrchestrationHint| match (&hint.pinned, filter) {
+        (Some(pinned), Some(filter)) => turn_claim::supports(filter, pinned),
+        _ => true,
+    };
+    let mut wait = Wait::new(poll_timeout);
+    loop {
+        let notified = dispatch.turns.changed.notified();
+        tokio::pin!(notified);
+        notified.as_mut().enable();
+        let taken = take_hint(engine, &dispatch.turns, |hint| lease.has(hint.slot) && fits(hint))
+            .or_else(|| take_hint(engine, &dispatch.turns, &fits));
+        if let Some((partition, hint, seq)) = taken {
+            match try_turn(engine, &hint, lock_timeout, filter).await {
+                Ok(turn_claim::Claimed::Turn(turn)) => {
+                    let until = engine.clock.after(lock_timeout);
+                    dispatch.turn_holds(&partition, until);
+                    return Ok(Some(*turn));
+                }
+                Ok(other) => settle_turn(engine, partition, hint, seq, other),
+                Err(error) => {
+                    let due = engine.now() + RETRY_AFTER;
+                    dispatch.turns.put_back(partition, hint, seq, due, engine.now(), OrchestrationHint::merge);
+                    wait.trouble(error, OPERATION)?;
+                }
+            }
+            continue;
+        }
+        match wait.next(&dispatch.turn_pace, dispatch.turns.next_due(), engine.now()) {
+            Next::GiveUp => return Ok(None),
+            Next::Poll(mut pace) => {
+                if let Err(error) = poll_turns(engine, &mut pace).await {
+                    wait.trouble(error, OPERATION)?;
+                }
+            }
+            Next::Sleep(until) => {
+                tokio::select! {
+                    () = notified => {}
+                    () = tokio::time::sleep_until(until) => {}
+                    () = engine.stopping.cancelled() => return Ok(None),
+                }
+            }
+        }
+    }
+}
+
+fn take_hint<K: Clone + Eq + Hash + Ord, H>(
+    engine: &Engine,
+    queue: &Queue<K, H>,
+    fits: impl Fn(&H) -> bool,
+) -> Option<(K, H, String)> {
+    let now = engine.now();
+    queue.take(now, now + CLAIM_TIME, |_, hint| fits(hint))
+}
+
+/// Claims in a task of its own: a caller that goes away leaves a claim to be finished and given back.
+async fn try_turn(
+    engine: &Arc<Engine>,
+    hint: &OrchestrationHint,
+    lock_timeout: Duration,
+    filter: Option<&DispatcherCapabilityFilter>,
+) -> Result<turn_claim::Claimed, StoreError> {
+    let (sender, receiver) = tokio::sync::oneshot::channel();
+    let (engine_too, hint, filter) = (engine.clone(), hint.clone(), filter.cloned());
+    engine.spawn(async move {
+        let deadline = Deadline::after(engine_too.config.operation_timeout());
+        let outcome = turn_claim::claim(&engine_too, &hint, lock_timeout, filter.as_ref(), deadline).await;
+        let parcel = Parcel::new(outcome, move |outcome| {
+            if let Ok(turn_claim::Claimed::Turn(turn)) = outcome {
+                release::give_back_later(&engine_too, &hint.partition, turn.1);
+            } else {
+                engine_too.dispatch.turn_returned(&hint.partition, 0);
+            }
+        });
+        // Where the receiver is gone, the parcel comes back and gives back what it holds.
+        drop(sender.send(parcel));
+    });
+    let parcel = receiver.await.ok().and_then(Parcel::open);
+    parcel.unwrap_or_else(|| Err(StoreError::Unavailable { detail: "the claim was interrupted".to_owned() }))
+}
+
+fn settle_turn(
+    engine: &Engine,
+    partition: Partition,
+    mut hint: OrchestrationHint,
+    seq: String,
+    outcome: turn_claim::Claimed,
+) {
+    let now = engine.now();
+    let turns = &engine.dispatch.turns;
+    let due = match outcome {
+        turn_claim::Claimed::Locked(until) => until,
+        turn_claim::Claimed::Incompatible(pinned) => {
+            hint.pinned = Some(pinned);
+            now
+        }
+        turn_claim::Claimed::Waiting => {
+            hint.waits += 1;
+            now + (WAIT_FOR_START << hint.waits.min(8)).min(MAX_WAIT_FOR_START)
+        }
+        turn_claim::Claimed::Nothing | turn_claim::Claimed::Turn(_) => {
+            turns.set_free(&partition, now);
+            return;
+        }
+    };
+    turns.put_back(partition, hint, seq, due, now, OrchestrationHint::merge);
+}
+
+/// A row of a poll for messages.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct DueRow {
+    instance_id: Partition,
+    #[serde(rename = "type")]
+    kind: String,
+    due: Millis,
+    #[serde(default)]
+    seq: String,
+    #[serde(default)]
+    starts: bool,
+}
+
+async fn poll_turns(engine: &Arc<Engine>, pace: &mut Pace) -> Result<(), StoreError> {
+    let now = engine.now();
+    let known = engine.dispatch.turns.known(usize::MAX, now);
+    let skip: &[Partition] = if pace.full { &known[..known.len().min(MAX_SKIP)] } else { &[] };
+    let statement = queries::DUE_MESSAGES.statement().bind("@now", now).bind("@skip", skip);
+    let asked = engine.store.query_container::<DueRow>(statement, engine.deadline()).await;
+    let rows = match asked {
+        Ok(rows) => rows,
+        Err(error) => {
+            pace.failed();
+            return Err(error);
+        }
+    };
+    let known: std::collections::HashSet<Partition> = known.into_iter().collect();
+    let news = rows.iter().filter(|row| !known.contains(&row.instance_id)).count();
+    pace.polled(news, rows.len() >= PAGE);
+    debug!(rows = rows.len(), news, "polled for messages");
+    for row in rows {
+        // A half-finished instance has no message, perhaps; the claim looks after it.
+        let seq = if row.kind == kind::INSTANCE { String::new() } else { row.seq };
+        let hint = OrchestrationHint::new(row.instance_id, row.starts);
+        engine.dispatch.offer_turn(hint, seq, row.due, false);
+    }
+    Ok(())
+}
+
+/// The next activity, or nothing within `poll_timeout`.
+pub(crate) async fn next_work(
+    engine: &Arc<Engine>,
+    lock_timeout: Duration,
+    poll_timeout: Duration,
+    session: Option<&SessionFetchConfig>,
+    tags: &TagFilter,
+) -> Result<Option<Work>, ProviderError> {
+    const OPERATION: &str = "fetch_work_item";
+    if matches!(tags, TagFilter::None) {
+        tokio::time::sleep(poll_timeout).await;
+        return Ok(None);
+    }
+    let dispatch = &engine.dispatch;
+    let lease = dispatch.work_leases.lease();
+    let fits = |hint: &WorkHint| {
+        let document = &hint.document;
+        tags.matches(document.tag.as_deref()) && (document.session_id.is_none() || session.is_some())
+    };
+    let mut wait = Wait::new(poll_timeout);
+    loop {
+        let notified = dispatch.work.changed.notified();
+        tokio::pin!(notified);
+        notified.as_mut().enable();
+        let taken = take_hint(engine, &dispatch.work, |hint| lease.has(hint.slot) && fits(hint))
+            .or_else(|| take_hint(engine, &dispatch.work, &fits));
+        if let Some((key, hint, seq)) = taken {
+            match try_work(engine, &hint, lock_timeout, session).await {
+                Ok(work_claim::Claimed::Work(work)) => {
+                    dispatch.work.set_free(&key, engine.now());
+                    return Ok(Some(*work));
+                }
+                Ok(work_claim::Claimed::Gone) => dispatch.work.set_free(&key, engine.now()),
+                Ok(work_claim::Claimed::Held(until)) => put_work_back(engine, key, hint, seq, until),
+                Err(error) => {
+                    put_work_back(engine, key, hint, seq, engine.now() + RETRY_AFTER);
+                    wait.trouble(error, OPERATION)?;
+                }
+            }
+            continue;
+        }
+        match wait.next(&dispatch.work_pace, dispatch.work.next_due(), engine.now()) {
+            Next::GiveUp => return Ok(None),
+            Next::Poll(mut pace) => {
+                if let Err(error) = poll_work(engine, &mut pace).await {
+                    wait.trouble(error, OPERATION)?;
+                }
+            }
+            Next::Sleep(until) => {
+                tokio::select! {
+                    () = notified => {}
+                    () = tokio::time::sleep_until(until) => {}
+                    () = engine.stopping.cancelled() => return Ok(None),
+                }
+            }
+        }
+    }
+}
+
+fn put_work_back(engine: &Engine, key: String, mut hint: WorkHint, seq: String, due: Millis) {
+    // What the hint says of the document is not current any more.
+    hint.document.etag = None;
+    engine.dispatch.work.put_back(key, hint, seq, due, engine.now(), |old, new| *old = new);
+}
+
+async fn try_work(
+    engine: &Arc<Engine>,
+    hint: &WorkHint,
+    lock_timeout: Duration,
+    session: Option<&SessionFetchConfig>,
+) -> Result<work_claim::Claimed, StoreError> {
+    let (sender, receiver) = tokio::sync::oneshot::channel();
+    let (engine_too, hint, session) = (engine.clone(), hint.clone(), session.cloned());
+    engine.spawn(async move {
+        let deadline = Deadline::after(engine_too.config.operation_timeout());
+        let outcome = work_claim::claim(&engine_too, &hint, lock_timeout, session.as_ref(), deadline).await;
+        let parcel = Parcel::new(outcome, move |outcome| {
+            engine_too.dispatch.work.set_free(&hint.document.seq, engine_too.now());
+            if let Ok(work_claim::Claimed::Work(work)) = outcome {
+                work_claim::give_back_later(&engine_too, hint.document, work.1);
+            }
+        });
+        drop(sender.send(parcel));
+    });
+    let parcel = receiver.await.ok().and_then(Parcel::open);
+    parcel.unwrap_or_else(|| Err(StoreError::Unavailable { detail: "the claim was interrupted".to_owned() }))
+}
+
+async fn poll_work(engine: &Arc<Engine>, pace: &mut Pace) -> Result<(), StoreError> {
+    let now = engine.now();
+    let known = engine.dispatch.work.known(usize::MAX, now);
+    let skip: &[String] = if pace.full { &known[..known.len().min(MAX_SKIP)] } else { &[] };
+    let statement = queries::DUE_WORK.statement().bind("@now", now).bind("@skip", skip);
+    let asked = engine.store.query_container::<WorkDocument>(statement, engine.deadline()).await;
+    let rows = match asked {
+        Ok(rows) => rows,
+        Err(error) => {
+            pace.failed();
+            return Err(error);
+        }
+    };
+    let known: std::collections::HashSet<String> = known.into_iter().collect();
+    let news = rows.iter().filter(|row| !known.contains(&row.seq)).count();
+    pace.polled(news, rows.len() >= PAGE);
+    debug!(rows = rows.len(), news, "polled for activities");
+    for row in rows {
+        let (key, seq, due) = (row.seq.clone(), row.seq.clone(), row.due);
+        let slot = super::Slot::of(&row.instance_id);
+        let offer = Offer { key, hint: WorkHint { document: row, slot }, seq, due, urgent: false };
+        engine.dispatch.work.offer(offer, now, |old, new| *old = new);
+    }
+    Ok(())
+}
+
+/// How long a caller waits, and what for.
+struct Wait {
+    until: Instant,
+    /// A caller that does not wait wants the store's present state: it is asked once.
+    must_ask: bool,
+    patient: bool,
+}
+
+enum Next<'a> {
+    GiveUp,
+    Poll(tokio::sync::MutexGuard<'a, Pace>),
+    Sleep(Instant),
+}
+
+impl Wait {
+    fn new(poll_timeout: Duration) -> Self {
+        let patient = !poll_timeout.is_zero();
+        Self { until: Instant::now() + poll_timeout, must_ask: !patient, patient }
+    }
+
+    /// What to do when nothing is ready.
+    fn next<'a>(&mut self, pace: &'a tokio::sync::Mutex<Pace>, next_due: Option<Millis>, now: Millis) -> Next<'a> {
+        if self.must_ask {
+            match pace.try_lock() {
+                Ok(pace) => {
+                    self.must_ask = false;
+                    return Next::Poll(pace);
+                }
+                // Somebody else is asking: its answer is as good.
+                Err(_) => return Next::Sleep(Instant::now() + Duration::from_millis(2)),
+            }
+        }
+        let instant = Instant::now();
+        if instant >= self.until {
+            return Next::GiveUp;
+        }
+        let mut wake = self.until;
+        match pace.try_lock() {
+            Ok(pace) if pace.next() <= instant => return Next::Poll(pace),
+            Ok(pace) => wake = wake.min(pace.next()),
+            Err(_) => wake = wake.min(instant + Duration::from_millis(50)),
+        }
+        if let Some(due) = next_due {
+            wake = wake.min(instant + Duration::from_millis(due.saturating_sub(now).max(1)));
+        }
+        Next::Sleep(wake)
+    }
+
+    /// A caller that waits sits an outage out; one that doesn't is told.
+    fn trouble(&self, error: StoreError, operation: &str) -> Result<(), ProviderError> {
+        if !self.patient || !error.is_passing() {
+            return Err(error.into_provider_error(operation));
+        }
+        warn!(%error, operation, "trouble while waiting for work");
+        Ok(())
+    }
+}

@@ -1,0 +1,76 @@
+//! What the rooms share: the container, the clock, what this process holds and knows.
+
+use crate::{
+    config::CosmosDBProviderConfig,
+    dispatch::Dispatch,
+    model::{Clock, Millis, Sequencer},
+    store::{Deadline, Store},
+    turn::{cache::InstanceCache, TurnHandle},
+    work::WorkHandle,
+};
+use dashmap::DashMap;
+use std::{sync::Arc, time::Duration};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+/// The provider's inside. Tasks that outlive a call hold it.
+pub(crate) struct Engine {
+    pub(crate) store: Store,
+    pub(crate) config: CosmosDBProviderConfig,
+    pub(crate) clock: Clock,
+    pub(crate) sequencer: Sequencer,
+    /// Turns that this process holds, by token.
+    pub(crate) turns: DashMap<String, Arc<TurnHandle>>,
+    /// Activities that this process holds, by token.
+    pub(crate) works: DashMap<String, Arc<WorkHandle>>,
+    pub(crate) cache: InstanceCache,
+    pub(crate) dispatch: Dispatch,
+    /// Cancelled when the provider is dropped.
+    pub(crate) stopping: CancellationToken,
+    pub(crate) tasks: TaskTracker,
+}
+
+impl Engine {
+    pub(crate) fn new(store: Store, config: CosmosDBProviderConfig) -> Arc<Self> {
+        let clock = Clock::system();
+        Arc::new(Self {
+            sequencer: Sequencer::new(clock.clone()),
+            cache: InstanceCache::new(config.history_cache_bytes()),
+            dispatch: Dispatch::new(&config),
+            turns: DashMap::new(),
+            works: DashMap::new(),
+            stopping: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+            store,
+            config,
+            clock,
+        })
+    }
+
+    /// The present by the provider's clock.
+    pub(crate) fn now(&self) -> Millis {
+        self.clock.now()
+    }
+
+    /// The deadline of a call that has no lock of its own.
+    pub(crate) fn deadline(&self) -> Deadline {
+        Deadline::after(self.config.operation_timeout())
+    }
+
+    /// The deadline of a call under a lock that ends at `until`.
+    pub(crate) fn deadline_at(&self, until: Millis) -> Deadline {
+        Deadline::after(Duration::from_millis(until.saturating_sub(self.now())))
+    }
+
+    /// A token that nobody else has.
+    pub(crate) fn new_token() -> String {
+        uuid::Uuid::new_v4().simple().to_string()
+    }
+
+    /// Runs a task that outlives the call which began it.
+    pub(crate) fn spawn<F>(&self, task: F)
+    where
+        F: std::future::Future<Output = ()> + Send + 'static,
+    {
+        self.tasks.spawn(task);
+    }
+}

@@ -1,0 +1,182 @@
+//! Putting things into the queues from outside a turn.
+//!
+//! A create whose id nobody else has is safe to send again: "there already" means that an earlier attempt did it.
+
+use crate::{
+    engine::Engine,
+    model::{item, DocumentId, EventSet, HistoryDocument, InstanceDocument, MessageDocument, Partition, WorkDocument},
+    store::{
+        batch::MAX_DOCUMENT_BYTES, BatchOutcome, Deadline, Operation, Refusal, StoreError, Versioned, WriteOutcome,
+    },
+    turn::{instance_id, load, read, release::read_latest},
+};
+use duroxide::{
+    providers::{ProviderError, WorkItem},
+    Event,
+};
+use std::{sync::Arc, time::Duration};
+
+/// Puts a message into the queue of its instance.
+pub(crate) async fn message(
+    engine: &Arc<Engine>,
+    work_item: &WorkItem,
+    delay: Option<Duration>,
+) -> Result<(), ProviderError> {
+    const OPERATION: &str = "enqueue_for_orchestrator";
+    let refuse = |why: String| ProviderError::permanent(OPERATION, why);
+    let instance = item::target(work_item)
+        .ok_or_else(|| refuse(format!("{} does not go to an orchestration", item::kind(work_item))))?;
+    let partition = Partition::instance(instance).map_err(|e| refuse(e.to_string()))?;
+    let now = engine.now();
+    let due = delay.map_or_else(|| item::visible_at(work_item, now), |delay| engine.clock.after(delay));
+    let key = Engine::new_token();
+    let document = MessageDocument::new(partition.clone(), &key, work_item, engine.sequencer.next(), now, due)
+        .map_err(|e| refuse(format!("the message can't be written as JSON: {e}")))?;
+    let written = engine.store.create(&partition, &document.id, &document, engine.deadline()).await;
+    match written.map_err(|e| e.into_provider_error(OPERATION))? {
+        WriteOutcome::Done(_) | WriteOutcome::Refused(Refusal::Exists) => {
+            engine.dispatch.offer_message(&document);
+            Ok(())
+        }
+        WriteOutcome::Refused(refusal) => Err(refuse(format!("the message was answered {refusal:?}"))),
+    }
+}
+
+/// Puts an activity into the worker queue.
+pub(crate) async fn work(engine: &Arc<Engine>, work_item: &WorkItem) -> Result<(), ProviderError> {
+    const OPERATION: &str = "enqueue_for_worker";
+    let refuse = |why: String| ProviderError::permanent(OPERATION, why);
+    let WorkItem::ActivityExecute { instance, execution_id, id, .. } = work_item else {
+        return Err(refuse(format!("{} is not an activity", item::kind(work_item))));
+    };
+    let partition = Partition::instance(instance).map_err(|e| refuse(e.to_string()))?;
+    let mut document_id = WorkDocument::scheduled_id(*execution_id, *id);
+    loop {
+        let (mut document, payload) =
+            WorkDocument::new(partition.clone(), document_id.clone(), work_item, engine.sequencer.next(), engine.now())
+                .map_err(|e| refuse(format!("the activity can't be written as JSON: {e}")))?;
+        let failed = |e: StoreError| e.into_provider_error(OPERATION);
+        let mut operations = vec![Operation::create(&document).map_err(failed)?];
+        if let Some(payload) = &payload {
+            operations.push(Operation::upsert(payload).map_err(failed)?);
+        }
+        let largest = operations.iter().map(Operation::size).max().unwrap_or(0);
+        if largest > MAX_DOCUMENT_BYTES {
+            return Err(refuse(format!("the activity has {largest} bytes, but the limit is {MAX_DOCUMENT_BYTES}")));
+        }
+        match engine.store.batch(&partition, &operations, engine.deadline()).await.map_err(failed)? {
+            BatchOutcome::Committed(committed) => {
+                document.etag = committed.etag(0).cloned();
+                engine.dispatch.offer_work(document);
+                return Ok(());
+            }
+            BatchOutcome::RolledBack(back) if back.status == 409 => {
+                if is_ours(engine, &document).await.map_err(failed)? {
+                    engine.dispatch.offer_work(document);
+                    return Ok(());
+                }
+                // The same activity is queued already: both run, as they would in any queue.
+                let again = Engine::new_token();
+                document_id = DocumentId::new("w", &[&execution_id.to_string(), &id.to_string(), &again]);
+            }
+            BatchOutcome::RolledBack(back) => return Err(refuse(format!("the activity was answered {}", back.status))),
+        }
+    }
+}
+
+/// Whether the activity that is there is the one that this call wrote, its answer lost.
+async fn is_ours(engine: &Engine, document: &WorkDocument) -> Result<bool, StoreError> {
+    let freshness = crate::store::Freshness::LatestCommitted;
+    let found =
+        engine.store.read::<WorkDocument>(&document.instance_id, &document.id, freshness, engine.deadline()).await?;
+    Ok(found.is_some_and(|found| found.document.seq == document.seq))
+}
+
+/// Appends events to an execution, outside any turn.
+pub(crate) async fn events(
+    engine: &Arc<Engine>,
+    instance: &str,
+    execution: u64,
+    events: &[Event],
+) -> Result<(), ProviderError> {
+    const OPERATION: &str = "append_with_execution";
+    let refuse = |why: String| ProviderError::permanent(OPERATION, why);
+    let failed = |e: StoreError| e.into_provider_error(OPERATION);
+    let partition = Partition::instance(instance).map_err(|e| refuse(e.to_string()))?;
+    let Some(first) = events.iter().map(|event| event.event_id).min() else { return Ok(()) };
+    if first == 0 {
+        return Err(refuse("an event has no id: the runtime assigns them".to_owned()));
+    }
+    let deadline = engine.deadline();
+    let key = Engine::new_token();
+    let texts: Result<Vec<String>, _> = events.iter().map(serde_json::to_string).collect();
+    let texts = texts.map_err(|e| refuse(format!("an event can't be written as JSON: {e}")))?;
+    let history = HistoryDocument::new(partition.clone(), execution, &key, 0, first, texts);
+    loop {
+        check_duplicates(engine, &partition, execution, events, deadline).await?;
+        if append(engine, &partition, execution, &history, events, deadline).await.map_err(failed)? {
+            return Ok(());
+        }
+    }
+}
+
+async fn check_duplicates(
+    engine: &Arc<Engine>,
+    partition: &Partition,
+    execution: u64,
+    events: &[Event],
+    deadline: Deadline,
+) -> Result<(), ProviderError> {
+    const OPERATION: &str = "append_with_execution";
+    let documents = read::history(engine, partition, execution, deadline).await;
+    let documents = documents.map_err(|e| e.into_provider_error(OPERATION))?;
+    let stored = load::events(documents).map(|(events, _)| events).unwrap_or_default();
+    let mut ids = EventSet::default();
+    for event in &stored {
+        ids.insert(event.event_id);
+    }
+    match events.iter().find(|event| !ids.insert(event.event_id)) {
+        None => Ok(()),
+        Some(event) => Err(ProviderError::permanent(
+            OPERATION,
+            format!("Failed to append history: there already is an event with id {}", event.event_id),
+        )),
+    }
+}
+
+/// One batch that also changes the instance's document, so that caches notice; `false` where it changed meanwhile.
+async fn append(
+    engine: &Engine,
+    partition: &Partition,
+    execution: u64,
+    history: &HistoryDocument,
+    events: &[Event],
+    deadline: Deadline,
+) -> Result<bool, StoreError> {
+    let found = read_latest(engine, partition, deadline).await?;
+    let (mut document, etag) = match found {
+        Some(Versioned { document, etag }) => (document, Some(etag)),
+        None => (InstanceDocument::new(partition.clone(), engine.now()), None),
+    };
+    if document.execution == execution {
+        for event in events {
+            document.events.insert(event.event_id);
+        }
+    }
+    document.totals.events += events.len() as u64;
+    let instance = match &etag {
+        Some(etag) => Operation::replace(instance_id(), &document, Some(etag))?,
+        None => Operation::create(&document)?,
+    };
+    engine.cache.forget(partition);
+    let operations = [instance, Operation::create(history)?];
+    match engine.store.batch(partition, &operations, deadline).await? {
+        BatchOutcome::Committed(_) => Ok(true),
+        BatchOutcome::RolledBack(_) => {
+            // Ours, with its answer lost, or somebody changed the instance.
+            let freshness = crate::store::Freshness::LatestCommitted;
+            let there = engine.store.read::<serde_json::Value>(partition, &history.id, freshness, deadline).await?;
+            Ok(there.is_some())
+        }
+    }
+}

@@ -1,0 +1,720 @@
+//! The documents of the container. SPEC.md shows an example of each.
+//!
+//! Every document has `id`, `instanceId` (the partition key) and `type`. What must be looked at by a certain time has
+//! `due`; documents without it are never found by a poll. Payloads stay strings: the service turns large integers into
+//! floats and `1.0` into `1`.
+
+use super::{item, DocumentId, EventSet, Millis, Partition};
+use crate::store::Operation;
+use azure_core::http::Etag;
+use duroxide::providers::WorkItem;
+use serde::{Deserialize, Serialize};
+
+/// Values of the property `type`.
+pub(crate) mod kind {
+    pub(crate) const INSTANCE: &str = "instance";
+    pub(crate) const MESSAGE: &str = "message";
+    pub(crate) const DELIVERED: &str = "delivered";
+    pub(crate) const WORK: &str = "work";
+    pub(crate) const PAYLOAD: &str = "payload";
+    pub(crate) const HISTORY: &str = "history";
+    pub(crate) const EXECUTION: &str = "execution";
+    pub(crate) const KV: &str = "kv";
+    pub(crate) const STATUS: &str = "customStatus";
+    pub(crate) const INTENT: &str = "intent";
+    pub(crate) const STAGED: &str = "staged";
+    pub(crate) const SESSION: &str = "session";
+    pub(crate) const COUNTERS: &str = "counters";
+}
+
+/// Statuses of an execution.
+pub(crate) mod status {
+    pub(crate) const RUNNING: &str = "Running";
+    pub(crate) const COMPLETED: &str = "Completed";
+    pub(crate) const FAILED: &str = "Failed";
+    pub(crate) const CONTINUED: &str = "ContinuedAsNew";
+
+    /// Whether an execution with this status has ended.
+    pub(crate) fn is_terminal(status: &str) -> bool {
+        matches!(status, COMPLETED | FAILED | CONTINUED)
+    }
+}
+
+/// The lock of an instance or an activity.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Lock {
+    /// Who holds it: the token that duroxide's runtime has.
+    pub(crate) token: String,
+    /// Until when, by the holder's clock.
+    pub(crate) until: Millis,
+}
+
+/// The hot document of an instance: replaced by every claim, renewal and commit, so it holds no payload.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct InstanceDocument {
+    pub(crate) id: DocumentId,
+    pub(crate) instance_id: Partition,
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    /// The turn that is under way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) lock: Option<Lock>,
+    /// When each claim since the last commit was made: what the attempts of a message are counted from.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) claims: Vec<Millis>,
+    /// The current execution.
+    pub(crate) execution: u64,
+    /// Its status; none before the first commit, when there is a lock but no instance.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) status: Option<String>,
+    #[serde(default)]
+    pub(crate) name: String,
+    #[serde(default)]
+    pub(crate) version: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) parent: Option<String>,
+    /// The duroxide version that the current execution is pinned to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) pinned: Option<String>,
+    #[serde(default)]
+    pub(crate) created_at: Millis,
+    #[serde(default)]
+    pub(crate) updated_at: Millis,
+    /// When the current execution began and ended.
+    #[serde(default)]
+    pub(crate) started_at: Millis,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) completed_at: Option<Millis>,
+    /// The event ids of the current execution.
+    #[serde(default)]
+    pub(crate) events: EventSet,
+    /// Executions and events of the instance as a whole, for the metrics.
+    #[serde(default)]
+    pub(crate) totals: Totals,
+    /// How many turns were committed, and the token of the last.
+    #[serde(default)]
+    pub(crate) turn: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) last_turn: Option<String>,
+    /// A turn that was committed and whose staged operations are still to be applied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) rolling: Option<String>,
+    /// How often an execution has ended: tells values of the running execution from those before it.
+    #[serde(default)]
+    pub(crate) epoch: u64,
+    #[serde(default)]
+    pub(crate) status_version: u64,
+    /// Present while the counters don't hold this instance's figures.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) tally: Option<String>,
+    /// What the counters hold of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) sealed: Option<Sealed>,
+    /// Set when the instance is being deleted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) deleting: Option<Deleting>,
+    /// Executions that were pruned and whose documents are still to be erased.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) pruning: Vec<u64>,
+    /// When somebody must look at it: a roll-forward or a deletion that may have been left half-way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) due: Option<Millis>,
+}
+
+/// Figures of an instance that the metrics sum up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Totals {
+    pub(crate) executions: u64,
+    pub(crate) events: u64,
+}
+
+/// What the counters hold of a finished instance.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Sealed {
+    pub(crate) status: String,
+    #[serde(flatten)]
+    pub(crate) totals: Totals,
+}
+
+/// The mark of an instance that is being deleted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Deleting {
+    /// Unique to the call that deletes.
+    pub(crate) plan: String,
+    /// The instance whose document decides whether the plan holds.
+    pub(crate) coordinator: String,
+    /// In the coordinator only: every instance of the plan.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) members: Vec<String>,
+    /// In the coordinator only: whether the plan is decided. Until then nothing is deleted.
+    #[serde(default)]
+    pub(crate) decided: bool,
+    /// Documents that were made later belong to a new instance of the same name.
+    pub(crate) before: String,
+}
+
+impl InstanceDocument {
+    /// The id, the same in every partition.
+    pub(crate) fn document_id() -> DocumentId {
+        DocumentId::new("instance", &[])
+    }
+
+    /// A document for an instance that has none.
+    pub(crate) fn new(partition: Partition, now: Millis) -> Self {
+        Self {
+            id: Self::document_id(),
+            instance_id: partition,
+            kind: kind::INSTANCE.to_owned(),
+            lock: None,
+            claims: Vec::new(),
+            execution: 1,
+            status: None,
+            name: String::new(),
+            version: String::new(),
+            parent: None,
+            pinned: None,
+            created_at: now,
+            updated_at: now,
+            started_at: now,
+            completed_at: None,
+            events: EventSet::default(),
+            totals: Totals::default(),
+            turn: 0,
+            last_turn: None,
+            rolling: None,
+            epoch: 0,
+            status_version: 0,
+            tally: None,
+            sealed: None,
+            deleting: None,
+            pruning: Vec::new(),
+            due: None,
+        }
+    }
+
+    /// Whether there is an instance, not just a lock.
+    pub(crate) fn exists(&self) -> bool {
+        self.status.is_some()
+    }
+
+    /// Whether the lock is held by this token, valid or not.
+    pub(crate) fn held_by(&self, token: &str) -> bool {
+        self.lock.as_ref().is_some_and(|lock| lock.token == token)
+    }
+
+    /// Until when somebody holds the lock, if anybody does.
+    pub(crate) fn locked_until(&self, now: Millis) -> Option<Millis> {
+        self.lock.as_ref().filter(|lock| lock.until > now).map(|lock| lock.until)
+    }
+
+    pub(crate) fn is_terminal(&self) -> bool {
+        self.status.as_deref().is_some_and(status::is_terminal)
+    }
+}
+
+/// A message for an orchestration. A claim does not touch it: the lock is the instance's.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct MessageDocument {
+    pub(crate) id: DocumentId,
+    pub(crate) instance_id: Partition,
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    /// When it becomes visible.
+    pub(crate) due: Millis,
+    /// Its place in the queue.
+    pub(crate) seq: String,
+    /// When it was made: a claim before that did not have it.
+    pub(crate) created_at: Millis,
+    /// Attempts that are not in the instance's claims any more.
+    #[serde(default)]
+    pub(crate) attempts: u32,
+    /// Whether it can begin an instance, so that a poller knows.
+    #[serde(default)]
+    pub(crate) starts: bool,
+    /// Came from another partition: what consumes it leaves a marker, so that a second copy is known.
+    #[serde(default)]
+    pub(crate) delivered: bool,
+    /// The work item as JSON.
+    pub(crate) item: String,
+    #[serde(rename = "_etag", default, skip_serializing)]
+    pub(crate) etag: Option<Etag>,
+}
+
+impl MessageDocument {
+    /// A message that becomes visible at `due`.
+    pub(crate) fn new(
+        partition: Partition,
+        key: &str,
+        work_item: &WorkItem,
+        seq: String,
+        now: Millis,
+        due: Millis,
+    ) -> Result<Self, serde_json::Error> {
+        Ok(Self {
+            id: DocumentId::new("m", &[key]),
+            instance_id: partition,
+            kind: kind::MESSAGE.to_owned(),
+            due,
+            seq,
+            created_at: now,
+            attempts: 0,
+            starts: item::starts(work_item),
+            delivered: false,
+            item: serde_json::to_string(work_item)?,
+            etag: None,
+        })
+    }
+}
+
+/// What is left of a delivered message once it is consumed.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct DeliveredDocument {
+    pub(crate) id: DocumentId,
+    pub(crate) instance_id: Partition,
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    /// Seconds until the service removes it, where the container has time to live turned on.
+    pub(crate) ttl: u32,
+}
+
+impl DeliveredDocument {
+    /// A day: a delivery that is still under way after that has long been given up.
+    const TTL: u32 = 24 * 60 * 60;
+
+    pub(crate) fn new(id: DocumentId, partition: Partition) -> Self {
+        Self { id, instance_id: partition, kind: kind::DELIVERED.to_owned(), ttl: Self::TTL }
+    }
+}
+
+/// An activity to run, in the partition of its orchestration.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct WorkDocument {
+    pub(crate) id: DocumentId,
+    pub(crate) instance_id: Partition,
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    /// When it can be taken: at once, after a delay, or when its lock expires.
+    pub(crate) due: Millis,
+    pub(crate) seq: String,
+    #[serde(default)]
+    pub(crate) attempts: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) session_id: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) tag: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) lock: Option<Lock>,
+    /// The work item as JSON; a large one is in a document of its own, which claims don't rewrite.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) item: Option<String>,
+    #[serde(rename = "_etag", default, skip_serializing)]
+    pub(crate) etag: Option<Etag>,
+}
+
+/// The work item of an activity whose input is large.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct PayloadDocument {
+    pub(crate) id: DocumentId,
+    pub(crate) instance_id: Partition,
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    pub(crate) item: String,
+}
+
+impl WorkDocument {
+    /// Larger work items go into a document of their own.
+    const INLINE: usize = 4 * 1024;
+
+    /// The id of an activity that a turn scheduled: known without asking, so that it can be cancelled.
+    pub(crate) fn scheduled_id(execution: u64, activity: u64) -> DocumentId {
+        DocumentId::new("w", &[&execution.to_string(), &activity.to_string()])
+    }
+
+    /// The id of the payload of the activity `id`.
+    pub(crate) fn payload_id(id: &DocumentId) -> DocumentId {
+        DocumentId::new("p", &[id.as_str()])
+    }
+
+    /// The documents of an activity: its own, and one for a large payload.
+    pub(crate) fn new(
+        partition: Partition,
+        id: DocumentId,
+        work_item: &WorkItem,
+        seq: String,
+        now: Millis,
+    ) -> Result<(Self, Option<PayloadDocument>), serde_json::Error> {
+        let (session_id, tag) = match work_item {
+            WorkItem::ActivityExecute { session_id, tag, .. } => (session_id.clone(), tag.clone()),
+            _ => (None, None),
+        };
+        let item = serde_json::to_string(work_item)?;
+        let mut document = Self {
+            id,
+            instance_id: partition,
+            kind: kind::WORK.to_owned(),
+            due: now,
+            seq,
+            attempts: 0,
+            session_id,
+            tag,
+            lock: None,
+            item: None,
+            etag: None,
+        };
+        if item.len() <= Self::INLINE {
+            document.item = Some(item);
+            return Ok((document, None));
+        }
+        let payload = PayloadDocument {
+            id: Self::payload_id(&document.id),
+            instance_id: document.instance_id.clone(),
+            kind: kind::PAYLOAD.to_owned(),
+            item,
+        };
+        Ok((document, Some(payload)))
+    }
+
+    /// Whether its payload is in a document of its own.
+    pub(crate) fn has_payload_document(&self) -> bool {
+        self.item.is_none()
+    }
+
+    /// Whether the lock is held by this token, valid or not.
+    pub(crate) fn held_by(&self, token: &str) -> bool {
+        self.lock.as_ref().is_some_and(|lock| lock.token == token)
+    }
+}
+
+/// Events that one turn appended to one execution.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct HistoryDocument {
+    pub(crate) id: DocumentId,
+    pub(crate) instance_id: Partition,
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    pub(crate) execution: u64,
+    /// Events as JSON, in order.
+    pub(crate) events: Vec<String>,
+    /// The id of the first event: what the documents of an execution are ordered by.
+    pub(crate) first: u64,
+}
+
+impl HistoryDocument {
+    pub(crate) fn new(
+        partition: Partition,
+        execution: u64,
+        turn: &str,
+        part: usize,
+        first: u64,
+        events: Vec<String>,
+    ) -> Self {
+        Self {
+            id: DocumentId::new("h", &[&execution.to_string(), turn, &part.to_string()]),
+            instance_id: partition,
+            kind: kind::HISTORY.to_owned(),
+            execution,
+            events,
+            first,
+        }
+    }
+}
+
+/// An execution that has ended, or that a newer one has superseded.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ExecutionDocument {
+    pub(crate) id: DocumentId,
+    pub(crate) instance_id: Partition,
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    pub(crate) execution: u64,
+    pub(crate) status: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) output: Option<String>,
+    pub(crate) started_at: Millis,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) ended_at: Option<Millis>,
+    #[serde(default)]
+    pub(crate) events: EventSet,
+}
+
+impl ExecutionDocument {
+    pub(crate) fn document_id(execution: u64) -> DocumentId {
+        DocumentId::new("x", &[&execution.to_string()])
+    }
+
+    /// What the instance's document says of its current execution.
+    pub(crate) fn of(instance: &InstanceDocument, output: Option<String>) -> Self {
+        Self {
+            id: Self::document_id(instance.execution),
+            instance_id: instance.instance_id.clone(),
+            kind: kind::EXECUTION.to_owned(),
+            execution: instance.execution,
+            status: instance.status.clone().unwrap_or_else(|| status::RUNNING.to_owned()),
+            output,
+            started_at: instance.started_at,
+            ended_at: instance.completed_at,
+            events: instance.events.clone(),
+        }
+    }
+}
+
+/// A value of the KV store: what the running execution wrote, and what was there before it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct KvDocument {
+    pub(crate) id: DocumentId,
+    pub(crate) instance_id: Partition,
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    /// The key as the user wrote it; the id holds it encoded.
+    pub(crate) key: String,
+    /// The latest value, none where it was cleared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) value: Option<String>,
+    #[serde(default)]
+    pub(crate) at: Millis,
+    /// The instance's epoch in which the latest value was written.
+    pub(crate) epoch: u64,
+    /// The value before that epoch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) base: Option<KvBase>,
+}
+
+/// The value that a key had when the running execution began.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct KvBase {
+    pub(crate) value: String,
+    pub(crate) at: Millis,
+}
+
+impl KvDocument {
+    pub(crate) fn document_id(key: &str) -> DocumentId {
+        DocumentId::new("k", &[&super::id::encode(key)])
+    }
+
+    /// The document after `value` was written in `epoch`, given the one before.
+    pub(crate) fn written(
+        partition: &Partition,
+        key: &str,
+        before: Option<&Self>,
+        value: Option<String>,
+        at: Millis,
+        epoch: u64,
+    ) -> Self {
+        let base = before.and_then(|b| b.snapshot(epoch));
+        Self {
+            id: Self::document_id(key),
+            instance_id: partition.clone(),
+            kind: kind::KV.to_owned(),
+            key: key.to_owned(),
+            value,
+            at,
+            epoch,
+            base,
+        }
+    }
+
+    /// The value as the execution that runs in `epoch` found it.
+    pub(crate) fn snapshot(&self, epoch: u64) -> Option<KvBase> {
+        if self.epoch == epoch {
+            return self.base.clone();
+        }
+        self.value.clone().map(|value| KvBase { value, at: self.at })
+    }
+}
+
+/// The custom status of an instance, which may be large and changes with few turns.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct StatusDocument {
+    pub(crate) id: DocumentId,
+    pub(crate) instance_id: Partition,
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) value: Option<String>,
+    pub(crate) version: u64,
+}
+
+impl StatusDocument {
+    pub(crate) fn document_id() -> DocumentId {
+        DocumentId::new("status", &[])
+    }
+
+    pub(crate) fn new(partition: Partition, value: Option<String>, version: u64) -> Self {
+        Self { id: Self::document_id(), instance_id: partition, kind: kind::STATUS.to_owned(), value, version }
+    }
+}
+
+/// A document that a committed turn owes to another partition.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct IntentDocument {
+    pub(crate) id: DocumentId,
+    pub(crate) instance_id: Partition,
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    /// When the reconciler may take it over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) due: Option<Millis>,
+    pub(crate) created_at: Millis,
+    pub(crate) target: Partition,
+    /// The document to create in the target.
+    pub(crate) document: serde_json::Value,
+    #[serde(default)]
+    pub(crate) attempts: u32,
+    /// Why it can't be delivered, once that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) poisoned: Option<String>,
+    #[serde(rename = "_etag", default, skip_serializing)]
+    pub(crate) etag: Option<Etag>,
+}
+
+impl IntentDocument {
+    /// The id and document are unique to the turn: its token is in both.
+    pub(crate) fn new(
+        source: Partition,
+        target: Partition,
+        token: &str,
+        position: usize,
+        document: serde_json::Value,
+        now: Millis,
+        due: Millis,
+    ) -> Self {
+        Self {
+            id: DocumentId::new("i", &[token, &position.to_string()]),
+            instance_id: source,
+            kind: kind::INTENT.to_owned(),
+            due: Some(due),
+            created_at: now,
+            target,
+            document,
+            attempts: 0,
+            poisoned: None,
+            etag: None,
+        }
+    }
+}
+
+/// Operations of a turn that did not fit its batch. Invisible until the turn is committed.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct StagedDocument {
+    pub(crate) id: DocumentId,
+    pub(crate) instance_id: Partition,
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    /// The token of the turn.
+    pub(crate) token: String,
+    pub(crate) part: usize,
+    pub(crate) operations: Vec<Operation>,
+}
+
+impl StagedDocument {
+    pub(crate) fn new(partition: Partition, token: &str, part: usize, operations: Vec<Operation>) -> Self {
+        Self {
+            id: DocumentId::new("s", &[token, &part.to_string()]),
+            instance_id: partition,
+            kind: kind::STAGED.to_owned(),
+            token: token.to_owned(),
+            part,
+            operations,
+        }
+    }
+}
+
+/// Who owns a session. It lives in a partition of its own, since instances share sessions.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct SessionDocument {
+    pub(crate) id: DocumentId,
+    pub(crate) instance_id: Partition,
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    pub(crate) session_id: String,
+    pub(crate) owner: String,
+    pub(crate) locked_until: Millis,
+    pub(crate) last_activity: Millis,
+    #[serde(rename = "_etag", default, skip_serializing)]
+    pub(crate) etag: Option<Etag>,
+}
+
+impl SessionDocument {
+    pub(crate) fn document_id() -> DocumentId {
+        DocumentId::new("session", &[])
+    }
+
+    pub(crate) fn new(session: &str, owner: &str, now: Millis, locked_until: Millis) -> Self {
+        Self {
+            id: Self::document_id(),
+            instance_id: Partition::session(session),
+            kind: kind::SESSION.to_owned(),
+            session_id: session.to_owned(),
+            owner: owner.to_owned(),
+            locked_until,
+            last_activity: now,
+            etag: None,
+        }
+    }
+}
+
+/// Figures of the finished instances that have been counted.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct CountersDocument {
+    pub(crate) id: DocumentId,
+    pub(crate) instance_id: Partition,
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    pub(crate) completed: i64,
+    pub(crate) failed: i64,
+    pub(crate) other: i64,
+    pub(crate) executions: i64,
+    pub(crate) events: i64,
+    /// Instances that are being counted right now.
+    #[serde(default)]
+    pub(crate) sealing: std::collections::BTreeMap<String, Sealed>,
+}
+
+impl CountersDocument {
+    pub(crate) fn document_id() -> DocumentId {
+        DocumentId::new("counters", &[])
+    }
+
+    pub(crate) fn partition() -> Partition {
+        Partition::system("metrics")
+    }
+
+    pub(crate) fn new() -> Self {
+        Self {
+            id: Self::document_id(),
+            instance_id: Self::partition(),
+            kind: kind::COUNTERS.to_owned(),
+            completed: 0,
+            failed: 0,
+            other: 0,
+            executions: 0,
+            events: 0,
+            sealing: Default::default(),
+        }
+    }
+
+    /// Adds or takes away the figures of one instance.
+    pub(crate) fn count(&mut self, sealed: &Sealed, sign: i64) {
+        match sealed.status.as_str() {
+            status::COMPLETED => self.completed += sign,
+            status::FAILED => self.failed += sign,
+            _ => self.other += sign,
+        }
+        self.executions += sign * sealed.totals.executions as i64;
+        self.events += sign * sealed.totals.events as i64;
+    }
+}

@@ -1,0 +1,73 @@
+//! Which event ids an execution has, in a few numbers: histories are contiguous but for a poison event.
+
+use serde::{Deserialize, Serialize};
+
+/// A set of event ids as sorted ranges, both ends included.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct EventSet(Vec<(u64, u64)>);
+
+impl EventSet {
+    /// Whether the id is in the set.
+    pub(crate) fn contains(&self, id: u64) -> bool {
+        self.0.iter().any(|(first, last)| (*first..=*last).contains(&id))
+    }
+
+    /// Adds an id; `false` where it was there.
+    pub(crate) fn insert(&mut self, id: u64) -> bool {
+        if self.contains(id) {
+            return false;
+        }
+        let at = self.0.partition_point(|(first, _)| *first < id);
+        self.0.insert(at, (id, id));
+        self.merge();
+        true
+    }
+
+    /// How many ids there are.
+    pub(crate) fn len(&self) -> u64 {
+        self.0.iter().map(|(first, last)| last - first + 1).sum()
+    }
+
+    fn merge(&mut self) {
+        self.0.dedup_by(|next, before| {
+            let adjacent = before.1 + 1 == next.0;
+            if adjacent {
+                before.1 = next.1;
+            }
+            adjacent
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_contiguous_history_is_one_range_and_a_poison_event_another() {
+        let mut set = EventSet::default();
+        for id in 1..=1_000 {
+            assert!(set.insert(id));
+        }
+        assert!(set.insert(99_999));
+        assert!(!set.insert(99_999));
+        assert_eq!(serde_json::to_string(&set).unwrap(), "[[1,1000],[99999,99999]]");
+    }
+
+    proptest! {
+        #[test]
+        fn it_is_a_set(ids in proptest::collection::vec(1u64..60, 0..80)) {
+            let mut set = EventSet::default();
+            let mut reference = std::collections::BTreeSet::new();
+            for id in ids {
+                prop_assert_eq!(set.insert(id), reference.insert(id));
+            }
+            prop_assert_eq!(set.len(), reference.len() as u64);
+            for id in 0..61 {
+                prop_assert_eq!(set.contains(id), reference.contains(&id));
+            }
+        }
+    }
+}

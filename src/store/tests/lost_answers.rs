@@ -1,0 +1,137 @@
+//! Writes whose answer is lost: the SDK sends them again, so a refusal may mean that the write was ours.
+
+use super::scene::{both_ways, cut_short, done, in_time, note, Scene, SHORT};
+use crate::store::{BatchOutcome, Deadline, Operation, Refusal, StoreError, WriteOutcome};
+use duroxide_cosmos_emulator::{Gate, RequestKind, WireAction};
+
+both_ways!(
+    a_create_whose_answer_is_lost_shows_as_exists_and_the_read_tells,
+    a_conditional_replace_whose_answer_is_lost_shows_as_stale_and_the_read_tells,
+    a_replace_without_condition_is_done_with_the_etag_that_is_stored,
+    an_upsert_without_condition_is_done_with_the_etag_that_is_stored,
+    a_delete_whose_answer_is_lost_shows_as_absent,
+    a_conditional_batch_whose_answer_is_lost_shows_as_rolled_back_and_the_read_tells,
+    a_creating_batch_whose_answer_is_lost_shows_as_rolled_back_and_the_read_tells,
+    writes_whose_answers_are_all_lost_are_left_open_and_the_read_tells,
+    a_write_that_took_longer_than_its_deadline_is_left_open_and_the_read_tells,
+);
+
+async fn a_create_whose_answer_is_lost_shows_as_exists_and_the_read_tells(scene: Scene) {
+    let note = note("i", "a", "mine");
+    let lost = scene.next(1, RequestKind::Create, WireAction::LoseAnswer);
+    let outcome = scene.store.create(&note.instance_id, &note.id, &note, in_time()).await.unwrap();
+    assert_eq!(outcome, WriteOutcome::Refused(Refusal::Exists));
+    assert_eq!(lost.hits(), 1);
+    assert_eq!(scene.text(&note).await.as_deref(), Some("mine"));
+}
+
+async fn a_conditional_replace_whose_answer_is_lost_shows_as_stale_and_the_read_tells(scene: Scene) {
+    let first = note("i", "a", "one");
+    let etag = scene.given(&first).await;
+    let mine = first.with_text("mine");
+    let lost = scene.next(1, RequestKind::Replace, WireAction::LoseAnswer);
+    let outcome = scene.store.replace(&mine.instance_id, &mine.id, &mine, Some(&etag), in_time()).await.unwrap();
+    assert_eq!(outcome, WriteOutcome::Refused(Refusal::Stale));
+    assert_eq!(lost.hits(), 1);
+    let stored = scene.stored(&first).await.unwrap();
+    assert_eq!(stored.document, mine);
+    assert_ne!(stored.etag, etag);
+    // What the read told is good for the next write.
+    let next = first.with_text("next");
+    done(scene.store.replace(&next.instance_id, &next.id, &next, Some(&stored.etag), in_time()).await);
+}
+
+async fn a_replace_without_condition_is_done_with_the_etag_that_is_stored(scene: Scene) {
+    let first = note("i", "a", "one");
+    scene.given(&first).await;
+    let mine = first.with_text("mine");
+    let lost = scene.next(2, RequestKind::Replace, WireAction::LoseAnswer);
+    let etag = done(scene.store.replace(&mine.instance_id, &mine.id, &mine, None, in_time()).await);
+    assert_eq!(lost.hits(), 2);
+    let stored = scene.stored(&first).await.unwrap();
+    assert_eq!((stored.document, stored.etag), (mine, etag));
+}
+
+async fn an_upsert_without_condition_is_done_with_the_etag_that_is_stored(scene: Scene) {
+    let mine = note("i", "a", "mine");
+    let lost = scene.next(2, RequestKind::Upsert, WireAction::LoseAnswer);
+    let etag = done(scene.store.upsert(&mine.instance_id, &mine.id, &mine, None, in_time()).await);
+    assert_eq!(lost.hits(), 2);
+    assert_eq!(scene.stored(&mine).await.unwrap().etag, etag);
+}
+
+async fn a_delete_whose_answer_is_lost_shows_as_absent(scene: Scene) {
+    let note = note("i", "a", "one");
+    for condition in [false, true] {
+        let etag = scene.given(&note).await;
+        let lost = scene.next(1, RequestKind::Delete, WireAction::LoseAnswer);
+        let if_match = condition.then_some(&etag);
+        let outcome = scene.store.delete(&note.instance_id, &note.id, if_match, in_time()).await.unwrap();
+        assert_eq!(outcome, WriteOutcome::Refused(Refusal::Absent));
+        assert_eq!(lost.hits(), 1);
+        assert!(scene.stored(&note).await.is_none());
+    }
+}
+
+async fn a_conditional_batch_whose_answer_is_lost_shows_as_rolled_back_and_the_read_tells(scene: Scene) {
+    let (fence, other) = (note("i", "fence", "one"), note("i", "other", ""));
+    let etag = scene.given(&fence).await;
+    let mine = fence.with_text("mine");
+    let operations =
+        [Operation::replace(mine.id.clone(), &mine, Some(&etag)).unwrap(), Operation::create(&other).unwrap()];
+    let lost = scene.next(1, RequestKind::Batch, WireAction::LoseAnswer);
+    let outcome = scene.store.batch(&fence.instance_id, &operations, in_time()).await.unwrap();
+    assert!(matches!(&outcome, BatchOutcome::RolledBack(back) if (back.index, back.status) == (0, 412)), "{outcome:?}");
+    assert_eq!(lost.hits(), 1);
+    assert_eq!(scene.text(&fence).await.as_deref(), Some("mine"));
+    assert!(scene.stored(&other).await.is_some());
+}
+
+async fn a_creating_batch_whose_answer_is_lost_shows_as_rolled_back_and_the_read_tells(scene: Scene) {
+    let note = note("i", "a", "mine");
+    let lost = scene.next(1, RequestKind::Batch, WireAction::LoseAnswer);
+    let operations = [Operation::create(&note).unwrap()];
+    let outcome = scene.store.batch(&note.instance_id, &operations, in_time()).await.unwrap();
+    assert!(matches!(&outcome, BatchOutcome::RolledBack(back) if (back.index, back.status) == (0, 409)), "{outcome:?}");
+    assert_eq!(lost.hits(), 1);
+    assert_eq!(scene.text(&note).await.as_deref(), Some("mine"));
+}
+
+async fn writes_whose_answers_are_all_lost_are_left_open_and_the_read_tells(scene: Scene) {
+    let (made, changed, gone, batched) =
+        (note("i", "made", "mine"), note("i", "changed", "one"), note("i", "gone", ""), note("i", "batched", "mine"));
+    let changed_etag = scene.given(&changed).await;
+    scene.given(&gone).await;
+    let mine = changed.with_text("mine");
+    for kind in [RequestKind::Create, RequestKind::Replace, RequestKind::Delete, RequestKind::Batch] {
+        scene.on(kind, WireAction::LoseAnswer);
+    }
+
+    let (store, partition, soon) = (&scene.store, &made.instance_id, || Deadline::after(SHORT));
+    let operations = [Operation::create(&batched).unwrap()];
+    for error in [
+        cut_short(store.create(partition, &made.id, &made, soon())).await.unwrap_err(),
+        cut_short(store.replace(partition, &mine.id, &mine, Some(&changed_etag), soon())).await.unwrap_err(),
+        cut_short(store.delete(partition, &gone.id, None, soon())).await.unwrap_err(),
+        cut_short(store.batch(partition, &operations, soon())).await.unwrap_err(),
+    ] {
+        assert!(matches!(&error, StoreError::OutcomeUnknown { .. }), "{error:?}");
+        assert!(error.is_passing());
+    }
+    assert_eq!(scene.text(&made).await.as_deref(), Some("mine"));
+    assert_eq!(scene.text(&changed).await.as_deref(), Some("mine"));
+    assert_eq!(scene.text(&gone).await, None);
+    assert_eq!(scene.text(&batched).await.as_deref(), Some("mine"));
+}
+
+async fn a_write_that_took_longer_than_its_deadline_is_left_open_and_the_read_tells(scene: Scene) {
+    let note = note("i", "a", "mine");
+    let gate = Gate::new();
+    let rule = scene.on(RequestKind::Batch, WireAction::HoldAfter(gate.clone()));
+    let operations = [Operation::create(&note).unwrap()];
+    let outcome = cut_short(scene.store.batch(&note.instance_id, &operations, Deadline::after(SHORT))).await;
+    assert!(matches!(outcome, Err(StoreError::OutcomeUnknown { .. })), "{outcome:?}");
+    assert_eq!(rule.hits(), 1);
+    assert_eq!(scene.text(&note).await.as_deref(), Some("mine"));
+    gate.open();
+}

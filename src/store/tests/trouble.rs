@@ -1,0 +1,354 @@
+//! The error table: what is ridden out, what a caller hears when its time is up, and what no waiting mends.
+
+use super::scene::{both_ways, cut_short, done, in_time, note, refuse, refuse_as, Note, Scene, SHORT};
+use crate::{
+    store::{
+        error::{classify, Applied, Verdict},
+        queries::QueryText,
+        Deadline, Freshness, StoreError,
+    },
+    Credential, OperationKind,
+};
+use async_trait::async_trait;
+use azure_core::{
+    credentials::{AccessToken, TokenCredential, TokenRequestOptions},
+    error::ErrorKind,
+    time::OffsetDateTime,
+};
+use duroxide_cosmos_emulator::{Gate, RequestKind, WireAction};
+use std::{
+    sync::{
+        atomic::{AtomicU32, Ordering::SeqCst},
+        Arc,
+    },
+    time::Duration,
+};
+
+both_ways!(
+    passing_trouble_is_ridden_out_by_writes,
+    passing_trouble_is_ridden_out_by_reads_and_queries,
+    a_connection_that_fails_is_ridden_out,
+    the_services_own_retry_after_is_waited_for,
+    a_write_that_is_throttled_until_the_deadline_did_not_happen,
+    a_read_that_is_refused_until_the_deadline_is_unavailable,
+    a_query_that_is_refused_until_the_deadline_is_unavailable,
+    a_write_that_meets_a_failing_service_until_the_deadline_is_left_open,
+    a_silent_service_is_not_waited_for_beyond_the_deadline,
+    a_write_can_happen_after_its_caller_gave_up,
+    a_bad_request_names_the_document,
+    a_document_that_the_service_finds_too_large_is_named_with_its_size,
+    a_full_partition_is_not_taken_for_a_credential,
+    a_refused_credential_is_named_and_not_shown,
+    a_container_that_is_gone_comes_with_the_command_that_creates_it,
+);
+
+/// What passes by itself.
+const PASSING: [u16; 8] = [408, 410, 429, 449, 500, 502, 503, 504];
+
+/// More attempts than the SDK makes by itself before it hands an error on.
+const MORE_THAN_THE_SDK: u64 = 6;
+
+const NOTES: QueryText = QueryText { name: "notes", text: "SELECT * FROM c WHERE c.type = 'note'" };
+
+async fn read(scene: &Scene, note: &Note, deadline: Deadline) -> Result<Option<Note>, StoreError> {
+    let read = scene.store.read(&note.instance_id, &note.id, Freshness::Session, deadline).await?;
+    Ok(read.map(|versioned| versioned.document))
+}
+
+async fn query(scene: &Scene, note: &Note, deadline: Deadline) -> Result<Vec<Note>, StoreError> {
+    scene.store.query_partition(&note.instance_id, NOTES.statement(), deadline).await
+}
+
+/// The error of a create that the wire answers with `action` for ever.
+async fn create_meets(scene: &Scene, action: WireAction, deadline: Deadline) -> StoreError {
+    let note = note("i", "a", "");
+    let rule = scene.on(RequestKind::Create, action);
+    let outcome = cut_short(scene.store.create(&note.instance_id, &note.id, &note, deadline)).await;
+    assert!(rule.hits() >= 1);
+    rule.remove();
+    outcome.unwrap_err()
+}
+
+async fn passing_trouble_is_ridden_out_by_writes(scene: Scene) {
+    for status in PASSING {
+        let note = note("i", &status.to_string(), "");
+        let rule = scene.next(MORE_THAN_THE_SDK, RequestKind::Create, refuse(status));
+        let etag = scene.given(&note).await;
+        assert_eq!(rule.hits(), MORE_THAN_THE_SDK, "{status}");
+        assert_eq!(scene.stored(&note).await.unwrap().etag, etag, "{status}");
+    }
+}
+
+async fn passing_trouble_is_ridden_out_by_reads_and_queries(scene: Scene) {
+    let note = note("i", "a", "");
+    scene.given(&note).await;
+    for status in PASSING {
+        let reads = scene.next(MORE_THAN_THE_SDK, RequestKind::Read, refuse(status));
+        assert_eq!(read(&scene, &note, in_time()).await.unwrap().as_ref(), Some(&note), "{status}");
+        let queries = scene.next(MORE_THAN_THE_SDK, RequestKind::Query, refuse(status));
+        assert_eq!(query(&scene, &note, in_time()).await.unwrap(), [note.clone()], "{status}");
+        assert_eq!((reads.hits(), queries.hits()), (MORE_THAN_THE_SDK, MORE_THAN_THE_SDK), "{status}");
+    }
+}
+
+async fn a_connection_that_fails_is_ridden_out(scene: Scene) {
+    let note = note("i", "a", "");
+    let writes = scene.next(MORE_THAN_THE_SDK, RequestKind::Create, WireAction::FailConnection);
+    let reads = scene.next(MORE_THAN_THE_SDK, RequestKind::Read, WireAction::FailConnection);
+    let etag = scene.given(&note).await;
+    assert_eq!(scene.stored(&note).await.unwrap().etag, etag);
+    assert_eq!((writes.hits(), reads.hits()), (MORE_THAN_THE_SDK, MORE_THAN_THE_SDK));
+}
+
+async fn the_services_own_retry_after_is_waited_for(scene: Scene) {
+    let wait = Duration::from_millis(400);
+    let throttle = WireAction::Refuse { status: 429, substatus: Some(3200), retry_after: Some(wait) };
+    let rule = scene.next(1, RequestKind::Create, throttle);
+    let started = tokio::time::Instant::now();
+    scene.given(&note("i", "a", "")).await;
+    // With the jitter that keeps two workers apart.
+    assert!(started.elapsed() >= wait.mul_f64(0.75));
+    assert_eq!(rule.hits(), 1);
+    let statistics = scene.store.statistics().of(OperationKind::Create);
+    assert_eq!((statistics.throttled, statistics.retried), (1, 1));
+}
+
+async fn a_write_that_is_throttled_until_the_deadline_did_not_happen(scene: Scene) {
+    let much_later =
+        WireAction::Refuse { status: 429, substatus: Some(3200), retry_after: Some(Duration::from_secs(3_600)) };
+    let error = create_meets(&scene, much_later, Deadline::after(SHORT)).await;
+    assert!(matches!(&error, StoreError::Unavailable { .. }), "{error:?}");
+    assert!(error.is_passing() && error.to_string().contains("429"), "{error}");
+
+    // Without a pause that the service asks for, the deadline may pass with an attempt on its way.
+    for status in [429, 449] {
+        let error = create_meets(&scene, refuse(status), Deadline::after(SHORT)).await;
+        assert!(error.is_passing(), "{error:?}");
+    }
+    assert!(scene.stored(&note("i", "a", "")).await.is_none());
+}
+
+async fn a_read_that_is_refused_until_the_deadline_is_unavailable(scene: Scene) {
+    let note = note("i", "a", "");
+    scene.given(&note).await;
+    for action in PASSING.map(refuse).into_iter().chain([WireAction::FailConnection, WireAction::LoseAnswer]) {
+        let rule = scene.on(RequestKind::Read, action.clone());
+        let error = cut_short(read(&scene, &note, Deadline::after(SHORT))).await.unwrap_err();
+        assert!(matches!(&error, StoreError::Unavailable { .. }), "{action:?}: {error:?}");
+        assert!(error.is_passing() && error.to_string().contains("note:a"), "{error}");
+        assert!(rule.hits() >= 1);
+        rule.remove();
+    }
+    assert_eq!(read(&scene, &note, in_time()).await.unwrap(), Some(note));
+}
+
+async fn a_query_that_is_refused_until_the_deadline_is_unavailable(scene: Scene) {
+    let note = note("i", "a", "");
+    for action in PASSING.map(refuse).into_iter().chain([WireAction::FailConnection]) {
+        let rule = scene.on(RequestKind::Query, action.clone());
+        let error = cut_short(query(&scene, &note, Deadline::after(SHORT))).await.unwrap_err();
+        assert!(matches!(&error, StoreError::Unavailable { .. }), "{action:?}: {error:?}");
+        assert!(error.to_string().contains("notes"), "{error}");
+        assert!(rule.hits() >= 1);
+        rule.remove();
+    }
+}
+
+async fn a_write_that_meets_a_failing_service_until_the_deadline_is_left_open(scene: Scene) {
+    for status in [408, 410, 500, 502, 503, 504] {
+        let error = create_meets(&scene, refuse(status), Deadline::after(SHORT)).await;
+        assert!(matches!(&error, StoreError::OutcomeUnknown { .. }), "{status}: {error:?}");
+        assert!(error.is_passing() && error.to_string().contains("note:a"), "{error}");
+    }
+    let error = create_meets(&scene, WireAction::LoseAnswer, Deadline::after(SHORT)).await;
+    assert!(matches!(&error, StoreError::OutcomeUnknown { .. }), "{error:?}");
+    assert!(scene.stored(&note("i", "a", "")).await.is_some());
+}
+
+async fn a_silent_service_is_not_waited_for_beyond_the_deadline(scene: Scene) {
+    let gate = Gate::new();
+    let error = create_meets(&scene, WireAction::HoldAfter(gate.clone()), Deadline::after(SHORT)).await;
+    assert!(matches!(&error, StoreError::OutcomeUnknown { .. }), "{error:?}");
+    assert!(scene.stored(&note("i", "a", "")).await.is_some());
+    gate.open();
+
+    let gate = Gate::new();
+    let rule = scene.on(RequestKind::Read, WireAction::HoldBefore(gate.clone()));
+    let error = cut_short(read(&scene, &note("i", "a", ""), Deadline::after(SHORT))).await.unwrap_err();
+    assert!(matches!(&error, StoreError::Unavailable { .. }), "{error:?}");
+    assert!(rule.hits() >= 1);
+    gate.open();
+}
+
+async fn a_write_can_happen_after_its_caller_gave_up(scene: Scene) {
+    let gate = Gate::new();
+    let error = create_meets(&scene, WireAction::HoldBefore(gate.clone()), Deadline::after(SHORT)).await;
+    assert!(matches!(&error, StoreError::OutcomeUnknown { .. }), "{error:?}");
+    let note = note("i", "a", "");
+    assert!(scene.stored(&note).await.is_none());
+    gate.open();
+    let deadline = in_time();
+    while scene.stored(&note).await.is_none() {
+        assert!(!deadline.passed());
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn a_bad_request_names_the_document(scene: Scene) {
+    let error = create_meets(&scene, refuse(400), in_time()).await;
+    assert!(matches!(&error, StoreError::Rejected { .. }), "{error:?}");
+    assert!(error.is_unstorable() && !error.is_passing());
+    assert!(error.to_string().contains("note:a") && error.to_string().contains("400"), "{error}");
+}
+
+async fn a_document_that_the_service_finds_too_large_is_named_with_its_size(scene: Scene) {
+    let size = serde_json::to_string(&note("i", "a", "")).unwrap().len();
+    let error = create_meets(&scene, refuse(413), in_time()).await;
+    assert!(error.is_unstorable(), "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains("note:a") && text.contains(&format!("{size} bytes")) && text.contains("2 MB"), "{text}");
+}
+
+async fn a_full_partition_is_not_taken_for_a_credential(scene: Scene) {
+    let error = create_meets(&scene, refuse_as(403, 1014), in_time()).await;
+    assert!(matches!(&error, StoreError::PartitionFull { partition } if partition == "i"), "{error:?}");
+    assert!(!error.is_passing() && !error.is_unstorable());
+}
+
+async fn a_refused_credential_is_named_and_not_shown(scene: Scene) {
+    for action in [refuse(401), refuse(403), refuse_as(403, 5300)] {
+        let error = create_meets(&scene, action, in_time()).await;
+        assert!(matches!(&error, StoreError::Denied { .. }), "{error:?}");
+        assert!(!error.is_passing());
+        let text = format!("{error} {error:?}");
+        assert!(text.contains("account key") && text.contains("disableLocalAuth"), "{text}");
+        assert!(!text.contains(scene.account.key()), "{text}");
+    }
+}
+
+async fn a_container_that_is_gone_comes_with_the_command_that_creates_it(scene: Scene) {
+    let error = create_meets(&scene, refuse_as(404, 1003), in_time()).await;
+    assert!(matches!(&error, StoreError::Missing { .. }), "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains("az cosmosdb sql container create"), "{text}");
+    assert!(text.contains("--partition-key-path /instanceId"), "{text}");
+    assert!(!error.is_passing());
+}
+
+#[tokio::test]
+async fn no_error_shows_the_key() {
+    let scene = Scene::in_process().await;
+    let key = scene.account.key().to_owned();
+    let statuses = [400, 401, 403, 404, 405, 408, 409, 410, 412, 413, 429, 449, 500, 503];
+    for status in statuses {
+        let note = note("i", "a", "");
+        let rule = scene.on(RequestKind::Replace, refuse(status));
+        let deadline = Deadline::after(SHORT);
+        let outcome = scene.store.replace(&note.instance_id, &note.id, &note, None, deadline).await;
+        rule.remove();
+        let Err(error) = outcome else { continue };
+        let provider = error.clone().into_provider_error("op");
+        let text = format!("{error} {error:?} {provider} {provider:?}");
+        assert!(!text.contains(&key), "{status}: {text}");
+        assert!(!text.contains("authorization"), "{status}: {text}");
+    }
+}
+
+#[tokio::test]
+async fn what_passes_is_retryable_for_the_runtime_and_what_does_not_is_permanent() {
+    let scene = Scene::in_process().await;
+    for (status, retryable) in [(429, true), (503, true), (400, false), (401, false), (413, false)] {
+        let error = create_meets(&scene, refuse(status), Deadline::after(SHORT)).await;
+        assert_eq!(error.into_provider_error("create").is_retryable(), retryable, "{status}");
+    }
+}
+
+#[tokio::test]
+async fn a_call_whose_deadline_has_passed_still_ends() {
+    let scene = Scene::in_process().await;
+    let note = note("i", "a", "");
+    let passed = Deadline::after(Duration::ZERO);
+    let outcome = cut_short(scene.store.create(&note.instance_id, &note.id, &note, passed)).await;
+    let stored = scene.stored(&note).await;
+    match outcome {
+        Ok(outcome) => assert_eq!(done(Ok(outcome)), stored.unwrap().etag),
+        Err(error) => assert!(error.is_passing(), "{error:?}"),
+    }
+}
+
+/// What the SDK's own error for a create means, where the wire does this to every attempt.
+async fn verdict_on_create(scene: &Scene, action: WireAction) -> Verdict {
+    let note = note("i", "verdict", "");
+    let rule = scene.on(RequestKind::Create, action);
+    let container = &scene.store.inner.container;
+    let outcome = container.create_item(&note.instance_id, note.id.as_str(), &note, None).await;
+    rule.remove();
+    classify(&outcome.unwrap_err())
+}
+
+#[tokio::test]
+async fn a_request_that_never_left_changed_nothing() {
+    let scene = Scene::in_process().await;
+    let verdict = verdict_on_create(&scene, WireAction::FailConnection).await;
+    assert_eq!(verdict, Verdict::Retry { after: None, applied: Applied::No });
+    let verdict = verdict_on_create(&scene, WireAction::LoseAnswer).await;
+    assert_eq!(verdict, Verdict::Retry { after: None, applied: Applied::Perhaps });
+}
+
+/// An identity service that is away for the next so many questions.
+#[derive(Debug, Default)]
+struct Away {
+    for_the_next: AtomicU32,
+}
+
+impl Away {
+    fn is_away(&self) -> bool {
+        self.for_the_next.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok()
+    }
+}
+
+#[async_trait]
+impl TokenCredential for Away {
+    async fn get_token(
+        &self,
+        _scopes: &[&str],
+        _options: Option<TokenRequestOptions<'_>>,
+    ) -> azure_core::Result<AccessToken> {
+        if self.is_away() {
+            return Err(azure_core::Error::with_message(ErrorKind::Credential, "the identity service is away"));
+        }
+        Ok(AccessToken::new("token", OffsetDateTime::now_utc() + Duration::from_secs(3_600)))
+    }
+}
+
+#[tokio::test]
+async fn a_token_that_can_not_be_had_is_ridden_out_and_then_retryable() {
+    let identity = Arc::new(Away::default());
+    let token: Arc<dyn TokenCredential> = identity.clone();
+    let scene = Scene::over_http_with(Credential::from(token)).await;
+    let (first, second) = (note("i", "a", ""), note("i", "b", ""));
+    identity.for_the_next.store(3, SeqCst);
+    scene.given(&first).await;
+    assert_eq!(identity.for_the_next.load(SeqCst), 0);
+
+    identity.for_the_next.store(u32::MAX, SeqCst);
+    let outcome = cut_short(scene.store.create(&second.instance_id, &second.id, &second, Deadline::after(SHORT))).await;
+    let error = outcome.unwrap_err();
+    assert!(matches!(&error, StoreError::Unavailable { .. }), "{error:?}");
+    assert!(error.to_string().contains("the identity service is away"), "{error}");
+    identity.for_the_next.store(0, SeqCst);
+    assert!(scene.stored(&second).await.is_none());
+}
+
+#[tokio::test]
+async fn a_token_that_is_refused_names_the_role_that_is_missing() {
+    let token: Arc<dyn TokenCredential> = Arc::new(Away::default());
+    let scene = Scene::over_http_with(Credential::from(token)).await;
+    scene.account.refuse_token("token");
+    let note = note("i", "a", "");
+    let error = scene.store.create(&note.instance_id, &note.id, &note, in_time()).await.unwrap_err();
+    assert!(matches!(&error, StoreError::Denied { .. }), "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains("token credential of the application"), "{text}");
+    assert!(text.contains("Cosmos DB Built-in Data Contributor"), "{text}");
+}

@@ -1,0 +1,161 @@
+//! What this process knows of instances: their document, and the history and values that go with it.
+//!
+//! An entry is only as good as its ETag: a claim that succeeds on it, or a read that returns it, proves that nothing has
+//! changed since. Its memory is bounded; the least recently used entries go first.
+
+use crate::model::{InstanceDocument, KvDocument, Partition};
+use azure_core::http::Etag;
+use duroxide::Event;
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+/// What is known of an instance.
+#[derive(Clone)]
+pub(crate) struct Known {
+    pub(crate) document: InstanceDocument,
+    pub(crate) etag: Etag,
+    pub(crate) contents: Option<Contents>,
+}
+
+/// The history of the current execution and the values, as of the document's ETag.
+#[derive(Clone)]
+pub(crate) struct Contents {
+    pub(crate) history: Arc<Vec<Event>>,
+    /// None where only the history was read, for a client: a turn then loads both.
+    pub(crate) kv: Option<Arc<HashMap<String, KvDocument>>>,
+    /// Approximate size in memory.
+    pub(crate) bytes: usize,
+}
+
+impl Contents {
+    /// The same with so many bytes more, for what was known of it before.
+    pub(crate) fn plus(mut self, bytes: usize) -> Self {
+        self.bytes += bytes;
+        self
+    }
+}
+
+/// Least-recently-used entries within a bound.
+pub(crate) struct InstanceCache {
+    limit: usize,
+    entries: Mutex<Entries>,
+}
+
+#[derive(Default)]
+struct Entries {
+    by_partition: HashMap<Partition, (u64, Known)>,
+    by_age: BTreeMap<u64, Partition>,
+    clock: u64,
+    bytes: usize,
+}
+
+/// What an entry costs without its contents.
+const DOCUMENT_BYTES: usize = 1_024;
+
+impl InstanceCache {
+    pub(crate) fn new(limit: usize) -> Self {
+        Self { limit, entries: Mutex::default() }
+    }
+
+    pub(crate) fn get(&self, partition: &Partition) -> Option<Known> {
+        let mut entries = self.lock();
+        let (age, known) = entries.by_partition.get(partition).map(|(age, known)| (*age, known.clone()))?;
+        entries.touch(partition, age);
+        Some(known)
+    }
+
+    pub(crate) fn put(&self, partition: &Partition, known: Known) {
+        let mut entries = self.lock();
+        entries.remove(partition);
+        if size(&known) > self.limit {
+            return;
+        }
+        entries.insert(partition.clone(), known);
+        while entries.bytes > self.limit {
+            let Some(oldest) = entries.by_age.values().next().cloned() else { break };
+            entries.remove(&oldest);
+        }
+    }
+
+    pub(crate) fn forget(&self, partition: &Partition) {
+        self.lock().remove(partition);
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Entries> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Entries {
+    fn insert(&mut self, partition: Partition, known: Known) {
+        self.clock += 1;
+        self.bytes += size(&known);
+        self.by_age.insert(self.clock, partition.clone());
+        self.by_partition.insert(partition, (self.clock, known));
+    }
+
+    fn remove(&mut self, partition: &Partition) {
+        if let Some((age, known)) = self.by_partition.remove(partition) {
+            self.by_age.remove(&age);
+            self.bytes -= size(&known);
+        }
+    }
+
+    fn touch(&mut self, partition: &Partition, age: u64) {
+        self.clock += 1;
+        let now = self.clock;
+        self.by_age.remove(&age);
+        self.by_age.insert(now, partition.clone());
+        if let Some(entry) = self.by_partition.get_mut(partition) {
+            entry.0 = now;
+        }
+    }
+}
+
+fn size(known: &Known) -> usize {
+    DOCUMENT_BYTES + known.contents.as_ref().map_or(0, |contents| contents.bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn known(bytes: usize) -> Known {
+        let partition = Partition::instance("a").unwrap();
+        Known {
+            document: InstanceDocument::new(partition, 0),
+            etag: Etag::from("e"),
+            contents: Some(Contents { history: Arc::default(), kv: None, bytes }),
+        }
+    }
+
+    fn partition(name: &str) -> Partition {
+        Partition::instance(name).unwrap()
+    }
+
+    #[test]
+    fn the_least_recently_used_goes_first_and_the_bound_holds() {
+        let cache = InstanceCache::new(3 * (DOCUMENT_BYTES + 1_000));
+        for name in ["a", "b", "c"] {
+            cache.put(&partition(name), known(1_000));
+        }
+        assert!(cache.get(&partition("a")).is_some());
+        cache.put(&partition("d"), known(1_000));
+        assert!(cache.get(&partition("b")).is_none());
+        assert!(cache.get(&partition("a")).is_some() && cache.get(&partition("d")).is_some());
+        assert!(cache.lock().bytes <= cache.limit);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_not_kept_and_a_cache_of_nothing_keeps_nothing() {
+        let cache = InstanceCache::new(10_000);
+        cache.put(&partition("a"), known(100));
+        cache.put(&partition("a"), known(20_000));
+        assert!(cache.get(&partition("a")).is_none());
+        let off = InstanceCache::new(0);
+        off.put(&partition("a"), known(0));
+        assert!(off.get(&partition("a")).is_none());
+    }
+}

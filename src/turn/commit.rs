@@ -1,0 +1,346 @@
+//! Committing a turn: all of it, exactly once, or nothing.
+//!
+//! The batch that replaces the instance's document is the commit. A turn that fits goes with it; of one that does not, the
+//! operations are staged first (see [`staging`]). Whatever the service answers, [`verify`] reads what happened: the
+//! document remembers the last token that it committed.
+
+use super::{
+    cache::Known,
+    instance_id, load, lock_lost,
+    plan::{self, Ack, Plan, Unplannable},
+    release, staging, Phase, TurnHandle, TurnState,
+};
+use crate::{
+    engine::Engine,
+    model::{ExecutionDocument, WorkDocument},
+    outbox,
+    store::{batch, BatchOutcome, Committed, Deadline, Freshness, Operation, RolledBack, StoreError, Versioned},
+};
+use azure_core::http::Etag;
+use duroxide::providers::ProviderError;
+use std::sync::Arc;
+use tracing::{debug, warn};
+
+const OPERATION: &str = "ack_orchestration_item";
+
+/// Commits a turn.
+pub(crate) async fn commit(engine: &Arc<Engine>, token: &str, ack: Ack) -> Result<(), ProviderError> {
+    let handle = engine.turns.get(token).map(|entry| entry.value().clone());
+    let handle = handle.ok_or_else(|| lock_lost(OPERATION, "it is not held here"))?;
+    let mut state = handle.state.lock().await;
+    match state.phase {
+        Phase::Closed => return Err(lock_lost(OPERATION, "the turn has ended")),
+        Phase::GivenUp => return settle_given_up(engine, &handle, &mut state).await,
+        Phase::Open => {}
+    }
+    if state.until <= engine.now() {
+        return Err(lock_lost(OPERATION, "the lock has expired"));
+    }
+    let outcome = attempt(engine, &handle, &mut state, &ack).await;
+    finish(engine, &handle, &mut state, outcome).await
+}
+
+/// How a commit ended.
+enum Outcome {
+    /// It is there, with this document and what it left to deliver.
+    Committed(Box<Done>),
+    /// Another token has the lock.
+    Lost,
+}
+
+struct Done {
+    plan: Plan,
+    etag: Etag,
+    ack_events: Vec<duroxide::Event>,
+    foreign_cancellations: Vec<duroxide::providers::ScheduledActivityIdentifier>,
+    staged: bool,
+}
+
+/// Why a commit did not end.
+enum Trouble {
+    Store(StoreError),
+    Refused(ProviderError),
+}
+
+impl From<StoreError> for Trouble {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+async fn attempt(
+    engine: &Arc<Engine>,
+    handle: &TurnHandle,
+    state: &mut TurnState,
+    ack: &Ack,
+) -> Result<Outcome, Trouble> {
+    let older = older_execution(engine, handle, state, ack).await?;
+    let mut gone: Vec<String> = Vec::new();
+    let mut staged = false;
+    loop {
+        let deadline = engine.deadline_at(state.until);
+        let mut plan = plan::plan(engine, &handle.partition, &handle.token, state, ack, older.clone())
+            .map_err(|unplannable| refuse(handle, unplannable))?;
+        plan.operations.retain(|operation| !gone.iter().any(|id| id == operation.document_id()));
+        let sent = if fits(&plan) {
+            send(engine, handle, state, &plan, deadline).await
+        } else {
+            staged = true;
+            match staging::stage(engine, handle, state, &plan.operations, deadline).await? {
+                staging::Staged::Done => {
+                    // The fence has moved with every part that was staged.
+                    plan.document.rolling = Some(handle.token.clone());
+                    plan.document.due = Some(engine.now() + staging::TAKEOVER_AFTER);
+                    send_document(engine, handle, state, &plan, engine.deadline_at(state.until)).await
+                }
+                staging::Staged::Lost => return Ok(Outcome::Lost),
+            }
+        };
+        let rolled_back = match sent? {
+            BatchOutcome::Committed(committed) => {
+                return Ok(done(engine, handle, plan, ack, committed.etag(0).cloned(), &committed, staged));
+            }
+            BatchOutcome::RolledBack(rolled_back) => rolled_back,
+        };
+        if let Some(id) = missing(&plan, &rolled_back) {
+            debug!(instance_id = handle.partition.instance_id(), id, "gone before the turn was committed");
+            gone.push(id);
+            continue;
+        }
+        match verify(engine, handle, state, deadline).await? {
+            Verified::Committed(etag) => {
+                let nothing = Committed { etags: Vec::new() };
+                return Ok(done(engine, handle, plan, ack, Some(etag), &nothing, staged));
+            }
+            Verified::StillOurs if rolled_back.index == 0 => {}
+            Verified::StillOurs => return Err(odd(handle, &plan, &rolled_back)),
+            Verified::Lost => return Ok(Outcome::Lost),
+        }
+        if engine.now() >= state.until {
+            return Err(StoreError::Unavailable { detail: "the lock expired before the commit".to_owned() }.into());
+        }
+    }
+}
+
+/// The document of an execution that is not the current one, for an ack that ends it late.
+async fn older_execution(
+    engine: &Engine,
+    handle: &TurnHandle,
+    state: &TurnState,
+    ack: &Ack,
+) -> Result<Option<ExecutionDocument>, StoreError> {
+    if !state.document.exists() || ack.execution >= state.document.execution || ack.metadata.status.is_none() {
+        return Ok(None);
+    }
+    let id = ExecutionDocument::document_id(ack.execution);
+    let deadline = engine.deadline_at(state.until);
+    let found = engine.store.read(&handle.partition, &id, Freshness::Session, deadline).await?;
+    Ok(found.map(|Versioned { document, .. }| document))
+}
+
+fn refuse(handle: &TurnHandle, unplannable: Unplannable) -> Trouble {
+    let instance = handle.partition.instance_id().unwrap_or_default();
+    match unplannable {
+        Unplannable::Store(error) => Trouble::Store(error),
+        Unplannable::DuplicateEvent(id) => Trouble::Refused(ProviderError::permanent(
+            OPERATION,
+            format!("Failed to append history: instance {instance:?} already has an event with id {id}"),
+        )),
+        Unplannable::Target(detail) => Trouble::Refused(ProviderError::permanent(OPERATION, detail)),
+    }
+}
+
+fn fits(plan: &Plan) -> bool {
+    let bytes: usize = plan.operations.iter().map(Operation::size).sum();
+    plan.operations.len() < batch::MAX_OPERATIONS && bytes + 4_096 <= batch::MAX_BYTES
+}
+
+/// One batch with the instance's document first, so that a lost fence is what it fails for.
+async fn send(
+    engine: &Engine,
+    handle: &TurnHandle,
+    state: &TurnState,
+    plan: &Plan,
+    deadline: Deadline,
+) -> Result<BatchOutcome, StoreError> {
+    let mut operations = Vec::with_capacity(plan.operations.len() + 1);
+    operations.push(Operation::replace(instance_id(), &plan.document, Some(&state.etag))?);
+    operations.extend(plan.operations.iter().cloned());
+    engine.store.batch(&handle.partition, &operations, deadline).await
+}
+
+async fn send_document(
+    engine: &Engine,
+    handle: &TurnHandle,
+    state: &TurnState,
+    plan: &Plan,
+    deadline: Deadline,
+) -> Result<BatchOutcome, StoreError> {
+    let operations = [Operation::replace(instance_id(), &plan.document, Some(&state.etag))?];
+    engine.store.batch(&handle.partition, &operations, deadline).await
+}
+
+/// The document that a deletion or a consumption did not find: an activity that a worker finished in the meantime.
+fn missing(plan: &Plan, rolled_back: &RolledBack) -> Option<String> {
+    let operation = plan.operations.get(rolled_back.index.checked_sub(1)?)?;
+    let removes = matches!(operation, Operation::Delete { .. } | Operation::Replace { .. });
+    (rolled_back.status == 404 && removes).then(|| operation.document_id().to_owned())
+}
+
+fn odd(handle: &TurnHandle, plan: &Plan, rolled_back: &RolledBack) -> Trouble {
+    let document = rolled_back
+        .index
+        .checked_sub(1)
+        .and_then(|index| plan.operations.get(index))
+        .map_or("the instance", Operation::document_id);
+    let instance = handle.partition.instance_id().unwrap_or_default();
+    let detail = format!("document {document} of instance {instance:?} was answered {}", rolled_back.status);
+    match rolled_back.status {
+        400 | 413 => Trouble::Store(StoreError::Rejected { document: document.to_owned(), detail }),
+        _ => Trouble::Refused(ProviderError::permanent(OPERATION, detail)),
+    }
+}
+
+enum Verified {
+    Committed(Etag),
+    StillOurs,
+    Lost,
+}
+
+/// Reads what became of the turn.
+async fn verify(
+    engine: &Engine,
+    handle: &TurnHandle,
+    state: &mut TurnState,
+    deadline: Deadline,
+) -> Result<Verified, StoreError> {
+    let found = release::read_latest(engine, &handle.partition, deadline).await?;
+    let Some(Versioned { document, etag }) = found else { return Ok(Verified::Lost) };
+    if document.last_turn.as_deref() == Some(handle.token.as_str()) {
+        return Ok(Verified::Committed(etag));
+    }
+    if document.held_by(&handle.token) {
+        state.document = document;
+        state.etag = etag;
+        return Ok(Verified::StillOurs);
+    }
+    Ok(Verified::Lost)
+}
+
+fn done(
+    engine: &Engine,
+    handle: &TurnHandle,
+    plan: Plan,
+    ack: &Ack,
+    etag: Option<Etag>,
+    committed: &Committed,
+    staged: bool,
+) -> Outcome {
+    if !staged {
+        engine.dispatch.announce(engine, &handle.partition, &plan.operations, committed, 1);
+    }
+    let foreign_cancellations =
+        ack.cancelled.iter().filter(|a| Some(a.instance.as_str()) != handle.partition.instance_id()).cloned().collect();
+    Outcome::Committed(Box::new(Done {
+        plan,
+        etag: etag.unwrap_or_else(|| Etag::from("")),
+        ack_events: ack.events.clone(),
+        foreign_cancellations,
+        staged,
+    }))
+}
+
+async fn finish(
+    engine: &Arc<Engine>,
+    handle: &TurnHandle,
+    state: &mut TurnState,
+    outcome: Result<Outcome, Trouble>,
+) -> Result<(), ProviderError> {
+    match outcome {
+        Ok(Outcome::Committed(done)) => {
+            release::close(engine, handle, state);
+            after_commit(engine, handle, state, *done).await;
+            Ok(())
+        }
+        Ok(Outcome::Lost) => {
+            release::close(engine, handle, state);
+            engine.cache.forget(&handle.partition);
+            engine.dispatch.turn_ended(&handle.partition);
+            Err(lock_lost(OPERATION, "the lock was taken over; nothing was changed"))
+        }
+        Err(Trouble::Refused(error)) => Err(error),
+        // The turn can't be stored: the runtime may still record that it failed.
+        Err(Trouble::Store(error)) if error.is_unstorable() => Err(error.into_provider_error(OPERATION)),
+        Err(Trouble::Store(error)) => {
+            // The runtime would fail the orchestration for good with this token: the lock is left to expire instead.
+            state.phase = Phase::GivenUp;
+            engine.cache.forget(&handle.partition);
+            engine.dispatch.turn_returned(&handle.partition, state.until);
+            warn!(instance_id = handle.partition.instance_id(), %error, "gave a commit up: the turn runs again");
+            Err(error.into_provider_error(OPERATION))
+        }
+    }
+}
+
+/// A commit that was given up may have happened: then the call that repeats it succeeds. Nothing else is committed.
+async fn settle_given_up(engine: &Engine, handle: &TurnHandle, state: &mut TurnState) -> Result<(), ProviderError> {
+    match verify(engine, handle, state, engine.deadline()).await {
+        Ok(Verified::Committed(_)) => {
+            release::close(engine, handle, state);
+            engine.dispatch.turn_ended(&handle.partition);
+            Ok(())
+        }
+        Ok(_) => Err(lock_lost(OPERATION, "an earlier commit was given up; the turn runs again when the lock expires")),
+        Err(error) => Err(error.into_provider_error(OPERATION)),
+    }
+}
+
+/// What a committed turn leaves to do. None of it can undo the commit, and all of it is taken over after a crash.
+async fn after_commit(engine: &Arc<Engine>, handle: &TurnHandle, state: &TurnState, done: Done) {
+    let Done { plan, etag, ack_events, foreign_cancellations, staged } = done;
+    if staged {
+        engine.cache.forget(&handle.partition);
+        if let Err(error) = staging::roll_forward(engine, &handle.partition, engine.deadline()).await {
+            warn!(instance_id = handle.partition.instance_id(), %error, "a staged turn is rolled forward later");
+        }
+    } else {
+        remember(engine, handle, state, &plan, etag, &ack_events);
+    }
+    engine.dispatch.turn_ended(&handle.partition);
+    outbox::deliver_soon(engine, plan.intents);
+    for activity in foreign_cancellations {
+        cancel_foreign(engine, &activity).await;
+    }
+}
+
+/// Keeps what the next turn needs, as long as the ETag proves that nothing has changed.
+fn remember(
+    engine: &Engine,
+    handle: &TurnHandle,
+    state: &TurnState,
+    plan: &Plan,
+    etag: Etag,
+    events: &[duroxide::Event],
+) {
+    let same_execution = plan.document.execution == state.document.execution || !state.document.exists();
+    let contents = state.history.as_ref().filter(|_| !etag.as_ref().is_empty()).map(|history| {
+        let mut history = if same_execution { history.as_ref().clone() } else { Vec::new() };
+        let known: std::collections::HashSet<u64> = history.iter().map(|event| event.event_id).collect();
+        history.extend(events.iter().filter(|event| !known.contains(&event.event_id)).cloned());
+        history.sort_by_key(|event| event.event_id);
+        let before = engine.cache.get(&handle.partition).and_then(|k| k.contents).map_or(0, |c| c.bytes);
+        let kept = if same_execution { before } else { 0 };
+        load::contents(history, plan.history_bytes, Some(plan.kv.clone())).plus(kept)
+    });
+    let known = Known { document: plan.document.clone(), etag, contents };
+    engine.cache.put(&handle.partition, known);
+}
+
+/// An activity of another instance can't go with the turn; removing it is best effort, as its worker may be done anyway.
+async fn cancel_foreign(engine: &Engine, activity: &duroxide::providers::ScheduledActivityIdentifier) {
+    let Ok(partition) = crate::model::Partition::instance(&activity.instance) else { return };
+    let id = WorkDocument::scheduled_id(activity.execution_id, activity.activity_id);
+    if let Err(error) = engine.store.delete(&partition, &id, None, engine.deadline()).await {
+        warn!(instance_id = activity.instance, %error, "an activity of another instance could not be cancelled");
+    }
+}

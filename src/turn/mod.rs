@@ -1,0 +1,79 @@
+//! An orchestration turn: claimed, loaded, committed or released.
+//!
+//! Invariants, which SPEC.md explains with their crash points:
+//!
+//! - **Fence.** Every write of a turn is conditional on the instance's document as this token last wrote it. Whoever takes
+//!   the lock over changes that document, so a former owner's write fails whatever the clocks say.
+//! - **One commit.** The batch that replaces the instance's document is the turn's commit; the document remembers the token
+//!   of the turn that it last committed, so a lost answer is read, not guessed.
+//! - **History first.** A turn whose staged operations are not all applied is rolled forward before its instance is handed
+//!   out, so that messages are never ahead of the history.
+
+pub(crate) mod cache;
+pub(crate) mod claim;
+pub(crate) mod commit;
+pub(crate) mod load;
+pub(crate) mod plan;
+pub(crate) mod read;
+pub(crate) mod release;
+pub(crate) mod staging;
+
+use crate::model::{DocumentId, InstanceDocument, KvDocument, Millis, Partition};
+use azure_core::http::Etag;
+use duroxide::Event;
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+/// The id of every instance's hot document.
+pub(crate) fn instance_id() -> DocumentId {
+    InstanceDocument::document_id()
+}
+
+/// A turn that this process holds. Renewal, commit and release of one token take turns at the state.
+pub(crate) struct TurnHandle {
+    pub(crate) token: String,
+    pub(crate) partition: Partition,
+    pub(crate) state: tokio::sync::Mutex<TurnState>,
+}
+
+/// What is known of a turn that is under way.
+pub(crate) struct TurnState {
+    /// The instance's document as this token last wrote it, and its ETag: the fence.
+    pub(crate) document: InstanceDocument,
+    pub(crate) etag: Etag,
+    pub(crate) until: Millis,
+    pub(crate) lock_timeout: Duration,
+    /// The messages that this fetch took.
+    pub(crate) taken: Vec<Taken>,
+    pub(crate) kv: HashMap<String, KvDocument>,
+    /// The history as loaded, for the cache; none where it could not be read.
+    pub(crate) history: Option<Arc<Vec<Event>>>,
+    /// What the item was called when it was handed out, for an ack that does not say.
+    pub(crate) name: String,
+    pub(crate) version: String,
+    pub(crate) phase: Phase,
+}
+
+/// A message that a fetch took, without its payload.
+#[derive(Clone, Debug)]
+pub(crate) struct Taken {
+    pub(crate) id: DocumentId,
+    pub(crate) delivered: bool,
+    /// Attempts with this one.
+    pub(crate) attempts: u32,
+}
+
+/// How far a turn has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// It can be committed, renewed and released.
+    Open,
+    /// A commit was given up for a passing reason; it may have happened. Nothing else may be committed with this token.
+    GivenUp,
+    /// Committed, released or lost.
+    Closed,
+}
+
+/// The error for a token that is not, or no longer, good.
+pub(crate) fn lock_lost(operation: &str, why: &str) -> duroxide::providers::ProviderError {
+    duroxide::providers::ProviderError::permanent(operation, format!("Invalid lock token: {why}"))
+}

@@ -1,0 +1,355 @@
+//! What a turn writes, worked out before anything is sent.
+
+use super::{Taken, TurnState};
+use crate::{
+    engine::Engine,
+    model::{
+        item, status, DeliveredDocument, ExecutionDocument, HistoryDocument, InstanceDocument, IntentDocument,
+        KvDocument, MessageDocument, Millis, Partition, StatusDocument, WorkDocument,
+    },
+    store::{batch, Operation, StoreError},
+};
+use duroxide::{
+    providers::{ExecutionMetadata, ScheduledActivityIdentifier, WorkItem},
+    Event, EventKind,
+};
+use std::collections::{BTreeMap, HashMap};
+
+/// The id of the event that poisons an execution; a second poisoning sends it again.
+const POISON_EVENT_ID: u64 = 99_999;
+/// Events are put together up to this size, so that a history document stays well below the limit.
+const HISTORY_BYTES: usize = 1024 * 1024;
+
+/// What duroxide's runtime asks to commit.
+pub(crate) struct Ack {
+    pub(crate) execution: u64,
+    pub(crate) events: Vec<Event>,
+    pub(crate) worker_items: Vec<WorkItem>,
+    pub(crate) orchestrator_items: Vec<WorkItem>,
+    pub(crate) metadata: ExecutionMetadata,
+    pub(crate) cancelled: Vec<ScheduledActivityIdentifier>,
+}
+
+/// What a turn writes: the instance's next document, and everything that goes with it.
+pub(crate) struct Plan {
+    pub(crate) document: InstanceDocument,
+    pub(crate) operations: Vec<Operation>,
+    pub(crate) kv: HashMap<String, KvDocument>,
+    pub(crate) intents: Vec<IntentDocument>,
+    pub(crate) history_bytes: usize,
+}
+
+/// Why a turn can't be written.
+pub(crate) enum Unplannable {
+    /// The history has an event with this id already.
+    DuplicateEvent(u64),
+    /// A document is too large or can't be written.
+    Store(StoreError),
+    /// A message names an instance that can't be.
+    Target(String),
+}
+
+impl From<StoreError> for Unplannable {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+struct Planner<'a> {
+    engine: &'a Engine,
+    partition: &'a Partition,
+    token: &'a str,
+    now: Millis,
+    operations: Vec<Operation>,
+}
+
+/// Works out what the turn in `state` writes for `ack`.
+pub(crate) fn plan(
+    engine: &Engine,
+    partition: &Partition,
+    token: &str,
+    state: &TurnState,
+    ack: &Ack,
+    older: Option<ExecutionDocument>,
+) -> Result<Plan, Unplannable> {
+    let mut planner = Planner { engine, partition, token, now: engine.now(), operations: Vec::new() };
+    let mut document = state.document.clone();
+    planner.advance(&mut document, state, ack)?;
+    let fresh = planner.count_events(&mut document, ack)?;
+    planner.end_execution(&mut document, ack, older)?;
+    let history_bytes = planner.history(ack.execution, &fresh)?;
+    planner.custom_status(&mut document, &fresh)?;
+    let kv = planner.kv(&state.document, state, &fresh)?;
+    planner.consume(&state.taken)?;
+    planner.schedule(&ack.worker_items)?;
+    let intents = planner.send(&ack.orchestrator_items)?;
+    planner.cancel(&ack.cancelled);
+    if document.is_terminal() && ack.metadata.status.is_some() {
+        document.epoch += 1;
+    }
+    Ok(Plan { document, operations: planner.operations, kv, intents, history_bytes })
+}
+
+impl Planner<'_> {
+    /// The document's lock goes, and it remembers this turn; a newer execution becomes the current one.
+    fn advance(&mut self, document: &mut InstanceDocument, state: &TurnState, ack: &Ack) -> Result<(), StoreError> {
+        let metadata = &ack.metadata;
+        document.lock = None;
+        document.claims.clear();
+        document.turn += 1;
+        document.last_turn = Some(self.token.to_owned());
+        document.updated_at = self.now;
+        document.tally = Some("open".to_owned());
+        if !document.exists() {
+            document.created_at = self.now;
+            document.parent = metadata.parent_instance_id.clone();
+            document.status = Some(status::RUNNING.to_owned());
+            document.execution = ack.execution;
+            document.started_at = self.now;
+            document.totals.executions += 1;
+            document.name = state.name.clone();
+            document.version = state.version.clone();
+        } else if ack.execution > document.execution {
+            if !document.is_terminal() {
+                let superseded = ExecutionDocument::of(document, None);
+                self.operations.push(Operation::upsert(&superseded)?);
+            }
+            document.execution = ack.execution;
+            document.status = Some(status::RUNNING.to_owned());
+            document.started_at = self.now;
+            document.completed_at = None;
+            document.events = Default::default();
+            document.pinned = None;
+            document.totals.executions += 1;
+        }
+        if let Some(name) = &metadata.orchestration_name {
+            document.name.clone_from(name);
+        }
+        if let Some(version) = &metadata.orchestration_version {
+            document.version.clone_from(version);
+        }
+        if let Some(pinned) = metadata.pinned_duroxide_version.as_ref().filter(|_| ack.execution == document.execution)
+        {
+            document.pinned = Some(pinned.to_string());
+        }
+        Ok(())
+    }
+
+    /// The events that are new. An id that is there is refused, but for the poison event, which is sent again.
+    fn count_events(&self, document: &mut InstanceDocument, ack: &Ack) -> Result<Vec<Event>, Unplannable> {
+        let mut fresh = Vec::with_capacity(ack.events.len());
+        for event in &ack.events {
+            if ack.execution != document.execution {
+                document.totals.events += 1;
+            } else if document.events.insert(event.event_id) {
+                document.totals.events += 1;
+            } else if event.event_id == POISON_EVENT_ID {
+                continue;
+            } else {
+                return Err(Unplannable::DuplicateEvent(event.event_id));
+            }
+            fresh.push(event.clone());
+        }
+        Ok(fresh)
+    }
+
+    fn end_execution(
+        &mut self,
+        document: &mut InstanceDocument,
+        ack: &Ack,
+        older: Option<ExecutionDocument>,
+    ) -> Result<(), StoreError> {
+        let Some(status) = &ack.metadata.status else { return Ok(()) };
+        if ack.execution == document.execution {
+            document.status = Some(status.clone());
+            document.completed_at = Some(self.now);
+            let ended = ExecutionDocument::of(document, ack.metadata.output.clone());
+            self.add_checked(Operation::upsert(&ended)?, || "the output of the execution".to_owned())?;
+        } else if let Some(mut ended) = older {
+            ended.status.clone_from(status);
+            ended.output.clone_from(&ack.metadata.output);
+            ended.ended_at = Some(self.now);
+            self.add_checked(Operation::upsert(&ended)?, || "the output of the execution".to_owned())?;
+        }
+        Ok(())
+    }
+
+    fn history(&mut self, execution: u64, events: &[Event]) -> Result<usize, StoreError> {
+        let mut total = 0;
+        let mut part = 0;
+        let mut pending: Vec<String> = Vec::new();
+        let (mut pending_bytes, mut first) = (0, 0);
+        for event in events {
+            let text = serde_json::to_string(event)
+                .map_err(|e| StoreError::Malformed { detail: format!("event {}: {e}", event.event_id) })?;
+            total += text.len();
+            if !pending.is_empty() && pending_bytes + text.len() > HISTORY_BYTES {
+                let full = std::mem::take(&mut pending);
+                self.history_document(execution, part, first, full)?;
+                part += 1;
+                pending_bytes = 0;
+            }
+            if pending.is_empty() {
+                first = event.event_id;
+            }
+            pending_bytes += text.len();
+            pending.push(text);
+        }
+        if !pending.is_empty() {
+            self.history_document(execution, part, first, pending)?;
+        }
+        Ok(total)
+    }
+
+    fn history_document(
+        &mut self,
+        execution: u64,
+        part: usize,
+        first: u64,
+        events: Vec<String>,
+    ) -> Result<(), StoreError> {
+        let count = events.len();
+        let document = HistoryDocument::new(self.partition.clone(), execution, self.token, part, first, events);
+        let name = || match count {
+            1 => format!("event {first} of execution {execution}"),
+            _ => format!("{count} events of execution {execution} from event {first} on"),
+        };
+        self.add_checked(Operation::create(&document)?, name)
+    }
+
+    /// The last status that the turn set.
+    fn custom_status(&mut self, document: &mut InstanceDocument, events: &[Event]) -> Result<(), StoreError> {
+        let last = events.iter().rev().find_map(|event| match &event.kind {
+            EventKind::CustomStatusUpdated { status } => Some(status.clone()),
+            _ => None,
+        });
+        let Some(value) = last else { return Ok(()) };
+        document.status_version += 1;
+        let document = StatusDocument::new(self.partition.clone(), value, document.status_version);
+        self.add_checked(Operation::upsert(&document)?, || "the custom status".to_owned())
+    }
+
+    /// The values after this turn. Only the documents of keys that it touched are written.
+    fn kv(
+        &mut self,
+        before: &InstanceDocument,
+        state: &TurnState,
+        events: &[Event],
+    ) -> Result<HashMap<String, KvDocument>, StoreError> {
+        let mut after = state.kv.clone();
+        let mut touched: BTreeMap<String, ()> = BTreeMap::new();
+        let epoch = before.epoch;
+        let mut write = |after: &mut HashMap<String, KvDocument>, key: &str, value: Option<String>, at: Millis| {
+            let next = KvDocument::written(self.partition, key, after.get(key), value, at, epoch);
+            after.insert(key.to_owned(), next);
+            touched.insert(key.to_owned(), ());
+        };
+        for event in events {
+            match &event.kind {
+                EventKind::KeyValueSet { key, value, last_updated_at_ms } => {
+                    write(&mut after, key, Some(value.clone()), *last_updated_at_ms);
+                }
+                EventKind::KeyValueCleared { key } => write(&mut after, key, None, self.now),
+                EventKind::KeyValuesCleared => {
+                    let live: Vec<String> =
+                        after.values().filter(|v| v.value.is_some()).map(|v| v.key.clone()).collect();
+                    for key in live {
+                        write(&mut after, &key, None, self.now);
+                    }
+                }
+                _ => {}
+            }
+        }
+        for key in touched.keys() {
+            if let Some(value) = after.get(key) {
+                self.add_checked(Operation::upsert(value)?, || format!("the value of key {key:?}"))?;
+            }
+        }
+        Ok(after)
+    }
+
+    /// What was taken is consumed. A message from another partition leaves a marker, so that a second copy is known.
+    fn consume(&mut self, taken: &[Taken]) -> Result<(), StoreError> {
+        for message in taken {
+            let id = message.id.clone();
+            self.operations.push(if message.delivered {
+                let marker = DeliveredDocument::new(id.clone(), self.partition.clone());
+                Operation::replace(id, &marker, None)?
+            } else {
+                Operation::delete(id, None)
+            });
+        }
+        Ok(())
+    }
+
+    fn schedule(&mut self, items: &[WorkItem]) -> Result<(), Unplannable> {
+        for work_item in items {
+            let WorkItem::ActivityExecute { instance, execution_id, id, name, .. } = work_item else {
+                return Err(Unplannable::Target(format!("{} is not an activity", item::kind(work_item))));
+            };
+            let partition = Partition::instance(instance).map_err(|e| Unplannable::Target(e.to_string()))?;
+            let id = WorkDocument::scheduled_id(*execution_id, *id);
+            let seq = self.engine.sequencer.next();
+            let (work, payload) = WorkDocument::new(partition, id, work_item, seq, self.now).map_err(unwritable)?;
+            if let Some(payload) = payload {
+                self.add_checked(Operation::upsert(&payload)?, || format!("the input of activity {name:?}"))?;
+            }
+            self.operations.push(Operation::upsert(&work)?);
+        }
+        Ok(())
+    }
+
+    /// Messages for this instance go with the turn; those for others become intents, delivered after the commit.
+    fn send(&mut self, items: &[WorkItem]) -> Result<Vec<IntentDocument>, Unplannable> {
+        let mut intents = Vec::new();
+        for (position, work_item) in items.iter().enumerate() {
+            let Some(instance) = item::target(work_item) else { continue };
+            let target = Partition::instance(instance).map_err(|e| Unplannable::Target(e.to_string()))?;
+            let key = format!("{}:{position}", self.token);
+            let due = item::visible_at(work_item, self.now);
+            let seq = self.engine.sequencer.next();
+            let mut message =
+                MessageDocument::new(target.clone(), &key, work_item, seq, self.now, due).map_err(unwritable)?;
+            let name = || format!("the message {} for {instance:?}", item::kind(work_item));
+            if &target == self.partition {
+                self.add_checked(Operation::create(&message)?, name)?;
+                continue;
+            }
+            message.delivered = true;
+            let document = serde_json::to_value(&message).map_err(unwritable)?;
+            let takeover = self.engine.clock.after(self.engine.config.reconciler_age_threshold());
+            let intent =
+                IntentDocument::new(self.partition.clone(), target, self.token, position, document, self.now, takeover);
+            self.add_checked(Operation::create(&intent)?, name)?;
+            intents.push(intent);
+        }
+        Ok(intents)
+    }
+
+    /// Activities that lost go with the turn. One that a worker has finished in the meantime is not there any more, and is
+    /// left out when the batch says so.
+    fn cancel(&mut self, cancelled: &[ScheduledActivityIdentifier]) {
+        for activity in cancelled {
+            if Partition::instance(&activity.instance).ok().as_ref() == Some(self.partition) {
+                let id = WorkDocument::scheduled_id(activity.execution_id, activity.activity_id);
+                self.operations.push(Operation::delete(id, None));
+            }
+        }
+    }
+
+    /// Adds an operation that must fit a document on its own.
+    fn add_checked(&mut self, operation: Operation, name: impl Fn() -> String) -> Result<(), StoreError> {
+        let bytes = operation.size();
+        if bytes > batch::MAX_DOCUMENT_BYTES {
+            let instance = self.partition.instance_id().unwrap_or_default();
+            let document = format!("{} (instance {instance:?})", name());
+            return Err(StoreError::TooLarge { document, bytes, limit: batch::MAX_DOCUMENT_BYTES });
+        }
+        self.operations.push(operation);
+        Ok(())
+    }
+}
+
+fn unwritable(error: serde_json::Error) -> StoreError {
+    StoreError::Malformed { detail: format!("a work item can't be written as JSON: {error}") }
+}

@@ -1,0 +1,87 @@
+//! Histories, for clients that wait and workers that start an activity: a hot path.
+
+use super::{cache::Known, instance_id, load, staging};
+use crate::{
+    admin::delete,
+    engine::Engine,
+    model::{HistoryDocument, InstanceDocument, Partition},
+    store::{queries, Deadline, Freshness, StoreError, Versioned},
+};
+use azure_core::http::Etag;
+use duroxide::Event;
+use std::sync::Arc;
+
+/// The instance's document, with a turn that was left half-way rolled forward and a deleted instance not there.
+pub(crate) async fn instance(
+    engine: &Arc<Engine>,
+    partition: &Partition,
+    deadline: Deadline,
+) -> Result<Option<Versioned<InstanceDocument>>, StoreError> {
+    loop {
+        let found = engine.store.read(partition, &instance_id(), Freshness::Session, deadline).await?;
+        let Some(found): Option<Versioned<InstanceDocument>> = found else { return Ok(None) };
+        if found.document.deleting.is_some() && delete::is_deleted(engine, &found.document, deadline).await? {
+            return Ok(None);
+        }
+        if found.document.rolling.is_none() {
+            return Ok(Some(found));
+        }
+        staging::roll_forward(engine, partition, deadline).await?;
+    }
+}
+
+/// The history of the latest execution: from memory where the document's ETag proves it current.
+pub(crate) async fn latest(
+    engine: &Arc<Engine>,
+    partition: &Partition,
+    deadline: Deadline,
+) -> Result<Result<Vec<Event>, String>, StoreError> {
+    if let Some(events) = held_here(engine, partition) {
+        return Ok(Ok(events));
+    }
+    let Some(found) = instance(engine, partition, deadline).await? else { return Ok(Ok(Vec::new())) };
+    if let Some(events) = cached(engine, partition, &found.etag) {
+        return Ok(Ok(events));
+    }
+    let documents = history(engine, partition, found.document.execution, deadline).await?;
+    let events = load::events(documents);
+    if let Ok((events, bytes)) = &events {
+        keep(engine, partition, found, events, *bytes);
+    }
+    Ok(events.map(|(events, _)| events))
+}
+
+/// While this process holds the lock, nobody else can commit: what it knows is what is there.
+fn held_here(engine: &Engine, partition: &Partition) -> Option<Vec<Event>> {
+    let known = engine.cache.get(partition)?;
+    let lock = known.document.lock.as_ref()?;
+    let held = lock.until > engine.now() && engine.turns.contains_key(&lock.token);
+    known.contents.filter(|_| held).map(|contents| contents.history.as_ref().clone())
+}
+
+fn cached(engine: &Engine, partition: &Partition, etag: &Etag) -> Option<Vec<Event>> {
+    let known = engine.cache.get(partition).filter(|known| &known.etag == etag)?;
+    known.contents.map(|contents| contents.history.as_ref().clone())
+}
+
+/// Keeps a history that was read. A commit between the two reads shows as events that the document doesn't know of.
+fn keep(engine: &Engine, partition: &Partition, found: Versioned<InstanceDocument>, events: &[Event], bytes: usize) {
+    let Versioned { document, etag } = found;
+    let same = document.events.len() == events.len() as u64
+        && events.iter().all(|event| document.events.contains(event.event_id));
+    if same {
+        let contents = load::contents(events.to_vec(), bytes, None);
+        engine.cache.put(partition, Known { document, etag, contents: Some(contents) });
+    }
+}
+
+/// The history documents of one execution.
+pub(crate) async fn history(
+    engine: &Engine,
+    partition: &Partition,
+    execution: u64,
+    deadline: Deadline,
+) -> Result<Vec<HistoryDocument>, StoreError> {
+    let statement = queries::HISTORY.statement().bind("@execution", execution);
+    engine.store.query_partition(partition, statement, deadline).await
+}

@@ -1,0 +1,262 @@
+//! Giving a turn back, renewing its lock, and cleaning up after a claim that came to nothing.
+
+use super::{cache::Known, instance_id, lock_lost, Phase, TurnHandle, TurnState};
+use crate::{
+    engine::Engine,
+    model::{InstanceDocument, Lock, MessageDocument, Millis, Partition},
+    store::{BatchOutcome, Deadline, Freshness, Operation, StoreError, Versioned, WriteOutcome},
+};
+use azure_core::http::Etag;
+use duroxide::providers::ProviderError;
+use std::{sync::Arc, time::Duration};
+use tracing::{debug, warn};
+
+/// How long a task that gives a claim back keeps trying: longer than any lock lives.
+const GIVE_BACK_TIME: Duration = Duration::from_secs(60);
+
+/// Extends the lock of a turn from now.
+pub(crate) async fn renew(engine: &Arc<Engine>, token: &str, extend_for: Duration) -> Result<(), ProviderError> {
+    const OPERATION: &str = "renew_orchestration_item_lock";
+    let handle = engine.turns.get(token).map(|entry| entry.value().clone());
+    let handle = handle.ok_or_else(|| lock_lost(OPERATION, "it is not held here"))?;
+    let mut state = handle.state.lock().await;
+    if state.phase != Phase::Open || state.until <= engine.now() {
+        return Err(lock_lost(OPERATION, "it has expired or was given up"));
+    }
+    let deadline = engine.deadline_at(state.until);
+    let until = engine.clock.after(extend_for);
+    let change = |document: &mut InstanceDocument| {
+        document.lock = Some(Lock { token: token.to_owned(), until });
+    };
+    match rewrite(engine, &handle, &mut state, change, deadline).await {
+        Ok(Rewritten::Done) => {
+            state.until = until;
+            engine.dispatch.turn_holds(&handle.partition, until);
+            Ok(())
+        }
+        Ok(Rewritten::Lost) => {
+            state.phase = Phase::Closed;
+            Err(lock_lost(OPERATION, "the lock was taken over"))
+        }
+        Err(error) => Err(error.into_provider_error(OPERATION)),
+    }
+}
+
+/// Makes the messages of a turn available again.
+pub(crate) async fn abandon(
+    engine: &Arc<Engine>,
+    token: &str,
+    delay: Option<Duration>,
+    ignore_attempt: bool,
+) -> Result<(), ProviderError> {
+    const OPERATION: &str = "abandon_orchestration_item";
+    let handle = engine.turns.get(token).map(|entry| entry.value().clone());
+    let handle = handle.ok_or_else(|| lock_lost(OPERATION, "it is not held here"))?;
+    let mut state = handle.state.lock().await;
+    if state.phase == Phase::Closed {
+        return Err(lock_lost(OPERATION, "the turn has ended"));
+    }
+    let deadline = engine.deadline();
+    if let Some(delay) = delay.filter(|d| !d.is_zero()) {
+        let due = engine.clock.after(delay);
+        delay_messages(engine, &handle, &state, due, ignore_attempt, deadline)
+            .await
+            .map_err(|e| e.into_provider_error(OPERATION))?;
+    }
+    let change = |document: &mut InstanceDocument| {
+        document.lock = None;
+        if ignore_attempt {
+            document.claims.pop();
+        }
+    };
+    let outcome = rewrite(engine, &handle, &mut state, change, deadline).await;
+    match outcome {
+        Ok(Rewritten::Done) => {
+            close(engine, &handle, &mut state);
+            let due = delay.map_or(0, |d| engine.clock.after(d));
+            engine.dispatch.turn_returned(&handle.partition, due);
+            Ok(())
+        }
+        Ok(Rewritten::Lost) => {
+            close(engine, &handle, &mut state);
+            engine.dispatch.turn_ended(&handle.partition);
+            Err(lock_lost(OPERATION, "the lock was taken over"))
+        }
+        Err(error) => Err(error.into_provider_error(OPERATION)),
+    }
+}
+
+/// Nothing more can be done with this token.
+pub(crate) fn close(engine: &Engine, handle: &TurnHandle, state: &mut TurnState) {
+    state.phase = Phase::Closed;
+    engine.turns.remove(&handle.token);
+}
+
+/// How a change to the instance's document under our lock ended.
+pub(crate) enum Rewritten {
+    Done,
+    /// Another token has the lock.
+    Lost,
+}
+
+/// Changes the instance's document as long as our token is in it. A 412 is a loss only when a read shows another token.
+async fn rewrite(
+    engine: &Engine,
+    handle: &TurnHandle,
+    state: &mut TurnState,
+    change: impl Fn(&mut InstanceDocument),
+    deadline: Deadline,
+) -> Result<Rewritten, StoreError> {
+    loop {
+        let mut next = state.document.clone();
+        change(&mut next);
+        let written =
+            engine.store.replace(&handle.partition, &instance_id(), &next, Some(&state.etag), deadline).await?;
+        if let WriteOutcome::Done(etag) = written {
+            state.document = next;
+            state.etag = etag;
+            remember(engine, handle, state);
+            return Ok(Rewritten::Done);
+        }
+        match read_latest(engine, &handle.partition, deadline).await? {
+            // A change that was made with its answer lost: it is there already.
+            Some(found) if found.document.lock == next.lock && found.document.claims == next.claims => {
+                state.document = found.document;
+                state.etag = found.etag;
+                remember(engine, handle, state);
+                return Ok(Rewritten::Done);
+            }
+            Some(found) if found.document.held_by(&handle.token) => {
+                state.document = found.document;
+                state.etag = found.etag;
+            }
+            _ => {
+                engine.cache.forget(&handle.partition);
+                return Ok(Rewritten::Lost);
+            }
+        }
+        if deadline.passed() {
+            return Err(StoreError::Unavailable { detail: "the instance's document keeps changing".to_owned() });
+        }
+    }
+}
+
+/// Keeps the document as we wrote it, with what goes with it, for the next claim.
+fn remember(engine: &Engine, handle: &TurnHandle, state: &TurnState) {
+    let contents = state.history.as_ref().map(|history| {
+        let bytes = engine.cache.get(&handle.partition).and_then(|k| k.contents).map_or(0, |c| c.bytes);
+        let bytes = bytes.max(history.len() * std::mem::size_of::<duroxide::Event>());
+        super::cache::Contents { history: history.clone(), kv: Some(Arc::new(state.kv.clone())), bytes }
+    });
+    let known = Known { document: state.document.clone(), etag: state.etag.clone(), contents };
+    engine.cache.put(&handle.partition, known);
+}
+
+pub(crate) async fn read_latest(
+    engine: &Engine,
+    partition: &Partition,
+    deadline: Deadline,
+) -> Result<Option<Versioned<InstanceDocument>>, StoreError> {
+    engine.store.read(partition, &instance_id(), Freshness::LatestCommitted, deadline).await
+}
+
+/// Delays the messages that this fetch took, and no others. A crash in between leaves them delayed and the lock to expire.
+async fn delay_messages(
+    engine: &Engine,
+    handle: &TurnHandle,
+    state: &TurnState,
+    due: Millis,
+    ignore_attempt: bool,
+    deadline: Deadline,
+) -> Result<(), StoreError> {
+    for taken in &state.taken {
+        loop {
+            let found = engine
+                .store
+                .read::<MessageDocument>(&handle.partition, &taken.id, Freshness::Session, deadline)
+                .await?;
+            let Some(Versioned { mut document, etag }) = found else { break };
+            document.due = due;
+            document.attempts = taken.attempts.saturating_sub(u32::from(ignore_attempt));
+            let written = engine.store.replace(&handle.partition, &taken.id, &document, Some(&etag), deadline).await?;
+            if matches!(written, WriteOutcome::Done(_)) {
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Takes a claim back that came to nothing: the lock goes, and the attempt with it.
+pub(crate) async fn undo_claim(
+    engine: &Engine,
+    partition: &Partition,
+    token: &str,
+    document: InstanceDocument,
+    etag: Etag,
+    deadline: Deadline,
+) -> Result<(), StoreError> {
+    let mut current = Some(Versioned { document, etag });
+    while let Some(Versioned { mut document, etag }) = current.take() {
+        if !document.held_by(token) {
+            return Ok(());
+        }
+        document.lock = None;
+        document.claims.pop();
+        // A document that holds nothing but the lock was made by the claim.
+        let shell =
+            !document.exists() && document.turn == 0 && document.claims.is_empty() && document.events.len() == 0;
+        let written = if shell {
+            engine.store.delete(partition, &instance_id(), Some(&etag), deadline).await?
+        } else {
+            engine.store.replace(partition, &instance_id(), &document, Some(&etag), deadline).await?
+        };
+        engine.cache.forget(partition);
+        if let WriteOutcome::Refused(_) = written {
+            current = read_latest(engine, partition, deadline).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Gives a claim back in the background, for a caller that went away or could not find out what happened to it.
+pub(crate) fn give_back_later(engine: &Arc<Engine>, partition: &Partition, token: String) {
+    let (engine_too, partition) = (engine.clone(), partition.clone());
+    engine.cache.forget(&partition);
+    engine.spawn(async move {
+        let deadline = Deadline::after(GIVE_BACK_TIME);
+        if let Err(error) = give_back(&engine_too, &partition, &token, deadline).await {
+            warn!(instance_id = partition.instance_id(), %error, "a claim could not be given back: its lock expires");
+        }
+        engine_too.dispatch.turn_returned(&partition, 0);
+    });
+}
+
+async fn give_back(engine: &Engine, partition: &Partition, token: &str, deadline: Deadline) -> Result<(), StoreError> {
+    engine.turns.remove(token);
+    if let Some(Versioned { document, etag }) = read_latest(engine, partition, deadline).await? {
+        undo_claim(engine, partition, token, document, etag, deadline).await?;
+    }
+    debug!(instance_id = partition.instance_id(), "gave a claim back");
+    Ok(())
+}
+
+/// Removes messages that can never be handled.
+pub(crate) async fn drop_messages(
+    engine: &Engine,
+    partition: &Partition,
+    messages: &[MessageDocument],
+    deadline: Deadline,
+) -> Result<(), StoreError> {
+    for chunk in messages.chunks(crate::store::batch::MAX_OPERATIONS) {
+        let operations: Vec<Operation> = chunk.iter().map(|m| Operation::delete(m.id.clone(), None)).collect();
+        if let BatchOutcome::Committed(_) = engine.store.batch(partition, &operations, deadline).await? {
+            continue;
+        }
+        // One of them is gone already: take them one by one.
+        for message in chunk {
+            engine.store.delete(partition, &message.id, None, deadline).await?;
+        }
+    }
+    Ok(())
+}

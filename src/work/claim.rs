@@ -1,0 +1,217 @@
+//! Taking an activity: one conditional write; where it has a session, the session first.
+//!
+//! Invariant: when [`claim`] does not return an activity, it holds neither the activity nor a session that it took for it.
+
+use super::{session, WorkHandle, WorkState};
+use crate::{
+    dispatch::WorkHint,
+    engine::Engine,
+    model::{clock::millis, Lock, Millis, PayloadDocument, WorkDocument},
+    store::{Deadline, Freshness, StoreError, Versioned, WriteOutcome},
+};
+use azure_core::http::Etag;
+use duroxide::providers::{SessionFetchConfig, WorkItem};
+use std::{sync::Arc, time::Duration};
+use tracing::{debug, warn};
+
+/// How an attempt at an activity ended.
+pub(crate) enum Claimed {
+    /// It is ours.
+    Work(Box<(WorkItem, String, u32)>),
+    /// It, or its session, is somebody else's until then.
+    Held(Millis),
+    /// It is done or cancelled.
+    Gone,
+}
+
+/// Tries to take the activity that a hint names.
+pub(crate) async fn claim(
+    engine: &Arc<Engine>,
+    hint: &WorkHint,
+    lock_timeout: Duration,
+    owner: Option<&SessionFetchConfig>,
+    deadline: Deadline,
+) -> Result<Claimed, StoreError> {
+    let hold = match (&hint.document.session_id, owner) {
+        (Some(id), Some(owner)) => match session::take(engine, id, owner, deadline).await? {
+            session::Taken::Held(until) => return Ok(Claimed::Held(until)),
+            session::Taken::Ours(hold) => Some(hold),
+        },
+        _ => None,
+    };
+    let outcome = take(engine, hint, lock_timeout, deadline).await;
+    if !matches!(outcome, Ok(Claimed::Work(_))) {
+        if let Some(hold) = hold {
+            session::give_back_later(engine, hold);
+        }
+    }
+    outcome
+}
+
+async fn take(
+    engine: &Arc<Engine>,
+    hint: &WorkHint,
+    lock_timeout: Duration,
+    deadline: Deadline,
+) -> Result<Claimed, StoreError> {
+    let (mut document, mut etag) = (hint.document.clone(), hint.document.etag.clone());
+    // What the hint says may be stale, so there is a second look at most.
+    for _ in 0..2 {
+        let Some(known) = etag.take() else {
+            match look(engine, &document, deadline).await? {
+                None => return Ok(Claimed::Gone),
+                Some(found) => (document, etag) = (found.document, Some(found.etag)),
+            }
+            continue;
+        };
+        let now = engine.now();
+        if document.due > now {
+            return Ok(Claimed::Held(document.due));
+        }
+        match lock(engine, document.clone(), known, lock_timeout, now, deadline).await? {
+            Locked::Ours(held) => return open(engine, *held, deadline).await,
+            Locked::Stale => match look(engine, &document, deadline).await? {
+                None => return Ok(Claimed::Gone),
+                Some(found) => (document, etag) = (found.document, Some(found.etag)),
+            },
+        }
+    }
+    let due = document.due.max(engine.now() + 20);
+    Ok(Claimed::Held(due))
+}
+
+async fn look(
+    engine: &Engine,
+    document: &WorkDocument,
+    deadline: Deadline,
+) -> Result<Option<Versioned<WorkDocument>>, StoreError> {
+    engine.store.read(&document.instance_id, &document.id, Freshness::LatestCommitted, deadline).await
+}
+
+enum Locked {
+    Ours(Box<(WorkDocument, Etag, String)>),
+    Stale,
+}
+
+/// The conditional write that decides who has the activity.
+async fn lock(
+    engine: &Arc<Engine>,
+    mut document: WorkDocument,
+    etag: Etag,
+    lock_timeout: Duration,
+    now: Millis,
+    deadline: Deadline,
+) -> Result<Locked, StoreError> {
+    let token = Engine::new_token();
+    let until = now.saturating_add(millis(lock_timeout));
+    document.lock = Some(Lock { token: token.clone(), until });
+    document.due = until;
+    document.attempts += 1;
+    let partition = document.instance_id.clone();
+    let written = engine.store.replace(&partition, &document.id, &document, Some(&etag), deadline).await;
+    match written {
+        Ok(WriteOutcome::Done(etag)) => Ok(Locked::Ours(Box::new((document, etag, token)))),
+        Ok(WriteOutcome::Refused(_)) => match look(engine, &document, deadline).await {
+            Ok(Some(found)) if found.document.held_by(&token) => {
+                Ok(Locked::Ours(Box::new((found.document, found.etag, token))))
+            }
+            Ok(_) => Ok(Locked::Stale),
+            Err(error) => {
+                give_back_later(engine, document, token);
+                Err(error)
+            }
+        },
+        Err(error) => {
+            give_back_later(engine, document, token);
+            Err(error)
+        }
+    }
+}
+
+/// Reads the payload and hands the activity out.
+async fn open(
+    engine: &Arc<Engine>,
+    (document, etag, token): (WorkDocument, Etag, String),
+    deadline: Deadline,
+) -> Result<Claimed, StoreError> {
+    let item = match payload(engine, &document, deadline).await {
+        Ok(Some(item)) => item,
+        Ok(None) => return Ok(Claimed::Gone),
+        Err(error) => {
+            give_back_later(engine, document, token);
+            return Err(error);
+        }
+    };
+    let work_item: WorkItem = match serde_json::from_str(&item) {
+        Ok(work_item) => work_item,
+        Err(error) => {
+            let detail = format!("activity {} can't be read: {error}", document.id);
+            give_back_later(engine, document, token);
+            return Err(StoreError::Malformed { detail });
+        }
+    };
+    let identity = match &work_item {
+        WorkItem::ActivityExecute { execution_id, id, .. } => Some((*execution_id, *id)),
+        _ => None,
+    };
+    let attempts = document.attempts;
+    let state = WorkState {
+        until: document.lock.as_ref().map_or(0, |lock| lock.until),
+        document,
+        etag,
+        identity,
+        closed: false,
+    };
+    let partition = state.document.instance_id.clone();
+    let handle = WorkHandle { token: token.clone(), partition, state: state.into() };
+    engine.works.insert(token.clone(), Arc::new(handle));
+    Ok(Claimed::Work(Box::new((work_item, token, attempts))))
+}
+
+/// The work item: in the document, or in one of its own. None where the activity was cancelled in the meantime.
+async fn payload(engine: &Engine, document: &WorkDocument, deadline: Deadline) -> Result<Option<String>, StoreError> {
+    if let Some(item) = &document.item {
+        return Ok(Some(item.clone()));
+    }
+    let id = WorkDocument::payload_id(&document.id);
+    let found =
+        engine.store.read::<PayloadDocument>(&document.instance_id, &id, Freshness::LatestCommitted, deadline).await?;
+    Ok(found.map(|found| found.document.item))
+}
+
+/// Gives a claim back in the background: for a caller that went away, or that could not find out what happened to it.
+pub(crate) fn give_back_later(engine: &Arc<Engine>, document: WorkDocument, token: String) {
+    let engine_too = engine.clone();
+    engine.spawn(async move {
+        engine_too.works.remove(&token);
+        let deadline = Deadline::after(Duration::from_secs(60));
+        match give_back(&engine_too, &document, &token, deadline).await {
+            Ok(()) => debug!(id = %document.id, "gave an activity back"),
+            Err(error) => warn!(id = %document.id, %error, "an activity could not be given back: its lock expires"),
+        }
+    });
+}
+
+async fn give_back(
+    engine: &Engine,
+    document: &WorkDocument,
+    token: &str,
+    deadline: Deadline,
+) -> Result<(), StoreError> {
+    loop {
+        let Some(Versioned { mut document, etag }) = look(engine, document, deadline).await? else { return Ok(()) };
+        if !document.held_by(token) {
+            return Ok(());
+        }
+        document.lock = None;
+        document.due = engine.now();
+        document.attempts = document.attempts.saturating_sub(1);
+        let partition = document.instance_id.clone();
+        let written = engine.store.replace(&partition, &document.id, &document, Some(&etag), deadline).await?;
+        if let WriteOutcome::Done(etag) = written {
+            document.etag = Some(etag);
+            engine.dispatch.offer_work(document);
+            return Ok(());
+        }
+    }
+}

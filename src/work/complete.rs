@@ -1,0 +1,286 @@
+//! The end of an activity, and its lock until then.
+
+use super::{not_held, session, WorkHandle, WorkState};
+use crate::{
+    engine::Engine,
+    model::{item, DocumentId, Lock, MessageDocument, Millis, Partition, WorkDocument},
+    store::{BatchOutcome, Deadline, Freshness, Operation, StoreError, Versioned, WriteOutcome},
+    turn::{load, read},
+};
+use duroxide::{
+    providers::{ProviderError, WorkItem},
+    EventKind,
+};
+use std::{sync::Arc, time::Duration};
+use tracing::warn;
+
+fn held(engine: &Engine, token: &str, operation: &str) -> Result<Arc<WorkHandle>, ProviderError> {
+    let handle = engine.works.get(token).map(|entry| entry.value().clone());
+    handle.ok_or_else(|| not_held(operation, "Invalid lock token: it is not held here"))
+}
+
+/// Removes the activity and, with it, puts its completion into the orchestration's queue.
+pub(crate) async fn complete(
+    engine: &Arc<Engine>,
+    token: &str,
+    completion: Option<WorkItem>,
+) -> Result<(), ProviderError> {
+    const OPERATION: &str = "ack_work_item";
+    let handle = held(engine, token, OPERATION)?;
+    let mut state = handle.state.lock().await;
+    if state.closed || state.until <= engine.now() {
+        return Err(not_held(OPERATION, "its lock has expired or was given up"));
+    }
+    let message = match completion {
+        Some(completion) => Some(completion_message(engine, &handle, &completion)?),
+        None => None,
+    };
+    let outcome = remove(engine, &handle, &mut state, message.as_ref()).await;
+    match outcome {
+        Ok(true) => {
+            close(engine, &handle, &mut state);
+            if let Some(message) = message {
+                engine.dispatch.offer_message(&message);
+            }
+            touch_session(engine, &state).await;
+            Ok(())
+        }
+        Ok(false) => {
+            close(engine, &handle, &mut state);
+            Err(not_held(OPERATION, "it was cancelled, or its lock was taken over"))
+        }
+        Err(error) => Err(error.into_provider_error(OPERATION)),
+    }
+}
+
+fn close(engine: &Engine, handle: &WorkHandle, state: &mut WorkState) {
+    state.closed = true;
+    engine.works.remove(&handle.token);
+}
+
+fn completion_message(
+    engine: &Engine,
+    handle: &WorkHandle,
+    completion: &WorkItem,
+) -> Result<MessageDocument, ProviderError> {
+    let refuse = |why: String| ProviderError::permanent("ack_work_item", why);
+    let instance = item::target(completion)
+        .ok_or_else(|| refuse(format!("{} can't complete an activity", item::kind(completion))))?;
+    let partition = Partition::instance(instance).map_err(|e| refuse(e.to_string()))?;
+    let now = engine.now();
+    let key = format!("a:{}", handle.token);
+    MessageDocument::new(partition, &key, completion, engine.sequencer.next(), now, item::visible_at(completion, now))
+        .map_err(|e| refuse(format!("the completion can't be written as JSON: {e}")))
+}
+
+/// One batch; `false` where the activity is not ours any more.
+async fn remove(
+    engine: &Arc<Engine>,
+    handle: &WorkHandle,
+    state: &mut WorkState,
+    message: Option<&MessageDocument>,
+) -> Result<bool, StoreError> {
+    let here = message.filter(|m| m.instance_id == handle.partition);
+    let mut with_payload = state.document.has_payload_document();
+    loop {
+        let deadline = engine.deadline_at(state.until);
+        let mut operations = vec![Operation::delete(state.document.id.clone(), Some(&state.etag))];
+        if let Some(message) = here {
+            operations.push(Operation::create(message)?);
+        }
+        if with_payload {
+            operations.push(Operation::delete(WorkDocument::payload_id(&state.document.id), None));
+        }
+        match engine.store.batch(&handle.partition, &operations, deadline).await? {
+            BatchOutcome::Committed(_) => break,
+            BatchOutcome::RolledBack(back)
+                if back.index == operations.len() - 1 && with_payload && back.status == 404 =>
+            {
+                with_payload = false;
+            }
+            BatchOutcome::RolledBack(back) if matches!(back.status, 404 | 409 | 412) => {
+                match verify(engine, handle, state, here, deadline).await? {
+                    Verified::Done => break,
+                    Verified::StillOurs => {}
+                    Verified::Lost => return Ok(false),
+                }
+            }
+            BatchOutcome::RolledBack(back) => {
+                let detail = format!("the completion was answered {}", back.status);
+                return Err(StoreError::Rejected { document: state.document.id.to_string(), detail });
+            }
+        }
+    }
+    // A completion for another instance can't go in the same batch; its queue gets it right after.
+    if let Some(message) = message.filter(|m| m.instance_id != handle.partition) {
+        let deadline = engine.deadline();
+        engine.store.create(&message.instance_id, &message.id, message, deadline).await?;
+    }
+    Ok(true)
+}
+
+enum Verified {
+    Done,
+    StillOurs,
+    Lost,
+}
+
+/// Reads whether the batch happened: the completion is there, or the history has it already.
+async fn verify(
+    engine: &Arc<Engine>,
+    handle: &WorkHandle,
+    state: &mut WorkState,
+    message: Option<&MessageDocument>,
+    deadline: Deadline,
+) -> Result<Verified, StoreError> {
+    if let Some(found) = look(engine, &handle.partition, &state.document.id, deadline).await? {
+        if !found.document.held_by(&handle.token) {
+            return Ok(Verified::Lost);
+        }
+        state.document = found.document;
+        state.etag = found.etag;
+        return Ok(Verified::StillOurs);
+    }
+    let Some(message) = message else {
+        // Removed without a completion: whoever did it, it is as was asked.
+        return Ok(Verified::Done);
+    };
+    let freshness = Freshness::LatestCommitted;
+    let found = engine.store.read::<serde_json::Value>(&handle.partition, &message.id, freshness, deadline).await?;
+    if found.is_some() || consumed(engine, handle, state, deadline).await? {
+        return Ok(Verified::Done);
+    }
+    Ok(Verified::Lost)
+}
+
+/// Whether the orchestration's history has this activity's completion.
+async fn consumed(
+    engine: &Arc<Engine>,
+    handle: &WorkHandle,
+    state: &WorkState,
+    deadline: Deadline,
+) -> Result<bool, StoreError> {
+    let Some((execution, activity)) = state.identity else { return Ok(false) };
+    let documents = read::history(engine, &handle.partition, execution, deadline).await?;
+    let Ok((events, _)) = load::events(documents) else { return Ok(false) };
+    Ok(events.iter().any(|event| {
+        event.source_event_id == Some(activity)
+            && matches!(event.kind, EventKind::ActivityCompleted { .. } | EventKind::ActivityFailed { .. })
+    }))
+}
+
+async fn look(
+    engine: &Engine,
+    partition: &Partition,
+    id: &DocumentId,
+    deadline: Deadline,
+) -> Result<Option<Versioned<WorkDocument>>, StoreError> {
+    engine.store.read(partition, id, Freshness::LatestCommitted, deadline).await
+}
+
+/// Extends the lock of an activity from now. Trouble is ridden out: any error would cancel the activity.
+pub(crate) async fn renew(engine: &Arc<Engine>, token: &str, extend_for: Duration) -> Result<(), ProviderError> {
+    const OPERATION: &str = "renew_work_item_lock";
+    let handle = held(engine, token, OPERATION)?;
+    let mut state = handle.state.lock().await;
+    if state.closed || state.until <= engine.now() {
+        return Err(not_held(OPERATION, "its lock has expired"));
+    }
+    let until = engine.clock.after(extend_for);
+    let change = |document: &mut WorkDocument| {
+        document.lock = Some(Lock { token: token.to_owned(), until });
+        document.due = until;
+    };
+    let deadline = engine.deadline_at(state.until);
+    match rewrite(engine, &handle, &mut state, change, deadline).await {
+        Ok(true) => {
+            state.until = until;
+            touch_session(engine, &state).await;
+            Ok(())
+        }
+        Ok(false) => {
+            state.closed = true;
+            Err(not_held(OPERATION, "it was cancelled, or its lock was taken over"))
+        }
+        Err(error) => {
+            // The runtime cancels the activity now and removes it without a completion: that must not happen.
+            state.closed = true;
+            Err(error.into_provider_error(OPERATION))
+        }
+    }
+}
+
+/// Makes an activity available again.
+pub(crate) async fn abandon(
+    engine: &Arc<Engine>,
+    token: &str,
+    delay: Option<Duration>,
+    ignore_attempt: bool,
+) -> Result<(), ProviderError> {
+    const OPERATION: &str = "abandon_work_item";
+    let handle = held(engine, token, OPERATION)?;
+    let mut state = handle.state.lock().await;
+    let due = engine.clock.after(delay.unwrap_or_default());
+    let change = |document: &mut WorkDocument| {
+        document.lock = None;
+        document.due = due;
+        if ignore_attempt {
+            document.attempts = document.attempts.saturating_sub(1);
+        }
+    };
+    match rewrite(engine, &handle, &mut state, change, engine.deadline()).await {
+        Ok(true) => {
+            close(engine, &handle, &mut state);
+            let mut document = state.document.clone();
+            document.etag = Some(state.etag.clone());
+            engine.dispatch.offer_work(document);
+            Ok(())
+        }
+        Ok(false) => {
+            close(engine, &handle, &mut state);
+            Err(not_held(OPERATION, "it was cancelled, or its lock was taken over"))
+        }
+        Err(error) => Err(error.into_provider_error(OPERATION)),
+    }
+}
+
+/// Changes the activity's document as long as our token is in it; `false` where it is not.
+async fn rewrite(
+    engine: &Engine,
+    handle: &WorkHandle,
+    state: &mut WorkState,
+    change: impl Fn(&mut WorkDocument),
+    deadline: Deadline,
+) -> Result<bool, StoreError> {
+    loop {
+        let mut next = state.document.clone();
+        change(&mut next);
+        let id = next.id.clone();
+        let written = engine.store.replace(&handle.partition, &id, &next, Some(&state.etag), deadline).await?;
+        if let WriteOutcome::Done(etag) = written {
+            state.document = next;
+            state.etag = etag;
+            return Ok(true);
+        }
+        let Some(found) = look(engine, &handle.partition, &id, deadline).await? else { return Ok(false) };
+        let same = found.document.lock == next.lock && found.document.due == next.due;
+        if !same && !found.document.held_by(&handle.token) {
+            return Ok(false);
+        }
+        state.document = found.document;
+        state.etag = found.etag;
+        if same {
+            // The change was made with its answer lost.
+            return Ok(true);
+        }
+    }
+}
+
+/// The session of an activity that was renewed or completed is in use.
+async fn touch_session(engine: &Engine, state: &WorkState) {
+    let Some(session_id) = &state.document.session_id else { return };
+    let now: Millis = engine.now();
+    if let Err(error) = session::touch(engine, session_id, now, engine.deadline()).await {
+        warn!(session_id, %error, "the session's last activity could not be written");
+    }
+}

@@ -1,0 +1,181 @@
+//! Sessions: one owner at a time, whichever instances share the session.
+//!
+//! A session lives in a partition of its own. It is taken before the activity and given back where the activity was lost.
+
+use crate::{
+    engine::Engine,
+    model::{clock::millis, Millis, Partition, SessionDocument},
+    store::{queries, Deadline, Freshness, StoreError, Versioned, WriteOutcome},
+};
+use azure_core::http::Etag;
+use duroxide::providers::{ProviderError, SessionFetchConfig};
+use std::{sync::Arc, time::Duration};
+use tracing::{debug, warn};
+
+/// Whether a session could be taken.
+pub(crate) enum Taken {
+    Ours(Hold),
+    /// Another owner has it until then.
+    Held(Millis),
+}
+
+/// A session that was taken for an activity.
+pub(crate) struct Hold {
+    document: SessionDocument,
+    etag: Etag,
+    /// It was nobody's, or not there: where the activity is lost, it is given back.
+    fresh: bool,
+}
+
+/// Takes a session that nobody else owns.
+pub(crate) async fn take(
+    engine: &Arc<Engine>,
+    session: &str,
+    owner: &SessionFetchConfig,
+    deadline: Deadline,
+) -> Result<Taken, StoreError> {
+    loop {
+        let found = read(engine, session, Freshness::LatestCommitted, deadline).await?;
+        let now = engine.now();
+        let until = now.saturating_add(millis(owner.lock_timeout));
+        let next = SessionDocument::new(session, &owner.owner_id, now, until);
+        let (partition, id) = (next.instance_id.clone(), next.id.clone());
+        let (written, fresh) = match &found {
+            None => (engine.store.create(&partition, &id, &next, deadline).await?, true),
+            Some(found) if found.document.locked_until > now && found.document.owner != owner.owner_id => {
+                return Ok(Taken::Held(found.document.locked_until));
+            }
+            Some(found) => {
+                let fresh = found.document.locked_until <= now;
+                (engine.store.replace(&partition, &id, &next, Some(&found.etag), deadline).await?, fresh)
+            }
+        };
+        if let WriteOutcome::Done(etag) = written {
+            return Ok(Taken::Ours(Hold { document: next, etag, fresh }));
+        }
+        // Refused: another owner was faster, or the answer to our own write was lost. The next look tells, since it
+        // takes a session that is ours already.
+    }
+}
+
+async fn read(
+    engine: &Engine,
+    session: &str,
+    freshness: Freshness,
+    deadline: Deadline,
+) -> Result<Option<Versioned<SessionDocument>>, StoreError> {
+    engine.store.read(&Partition::session(session), &SessionDocument::document_id(), freshness, deadline).await
+}
+
+/// Gives a session back that was taken for an activity which was lost.
+pub(crate) fn give_back_later(engine: &Arc<Engine>, hold: Hold) {
+    if !hold.fresh {
+        return;
+    }
+    let engine_too = engine.clone();
+    engine.spawn(async move {
+        let Hold { document, etag, .. } = hold;
+        let deadline = engine_too.deadline();
+        let deleted = engine_too.store.delete(&document.instance_id, &document.id, Some(&etag), deadline).await;
+        match deleted {
+            Ok(_) => debug!(session_id = document.session_id, "gave a session back"),
+            Err(error) => {
+                warn!(session_id = document.session_id, %error, "a session is given back when its lock expires")
+            }
+        }
+    });
+}
+
+/// Notes that a session is in use.
+pub(crate) async fn touch(engine: &Engine, session: &str, now: Millis, deadline: Deadline) -> Result<(), StoreError> {
+    loop {
+        let Some(Versioned { mut document, etag }) = read(engine, session, Freshness::Session, deadline).await? else {
+            return Ok(());
+        };
+        if document.last_activity >= now {
+            return Ok(());
+        }
+        document.last_activity = now;
+        let (partition, id) = (document.instance_id.clone(), document.id.clone());
+        let written = engine.store.replace(&partition, &id, &document, Some(&etag), deadline).await?;
+        if let WriteOutcome::Done(_) = written {
+            return Ok(());
+        }
+    }
+}
+
+/// Extends the locks of the owners' sessions that are in use; how many.
+pub(crate) async fn renew(
+    engine: &Engine,
+    owners: &[&str],
+    extend_for: Duration,
+    idle_timeout: Duration,
+) -> Result<usize, ProviderError> {
+    const OPERATION: &str = "renew_session_lock";
+    if owners.is_empty() {
+        return Ok(0);
+    }
+    let (now, deadline) = (engine.now(), engine.deadline());
+    let statement = queries::SESSIONS_OF.statement().bind("@owners", owners).bind("@now", now);
+    let sessions: Vec<SessionDocument> =
+        engine.store.query_container(statement, deadline).await.map_err(|e| e.into_provider_error(OPERATION))?;
+    let until = engine.clock.after(extend_for);
+    let in_use = sessions.into_iter().filter(|s| s.last_activity.saturating_add(millis(idle_timeout)) > now);
+    let mut renewed = 0;
+    for session in in_use {
+        let extended = extend(engine, session, until, deadline).await;
+        renewed += usize::from(extended.map_err(|e| e.into_provider_error(OPERATION))?);
+    }
+    Ok(renewed)
+}
+
+/// Extends one session's lock, unless its owner has changed.
+async fn extend(
+    engine: &Engine,
+    session: SessionDocument,
+    until: Millis,
+    deadline: Deadline,
+) -> Result<bool, StoreError> {
+    let owner = session.owner.clone();
+    let mut current = session.etag.clone().map(|etag| Versioned { document: session.clone(), etag });
+    loop {
+        if current.is_none() {
+            current = read(engine, &session.session_id, Freshness::LatestCommitted, deadline).await?;
+        }
+        let Some(Versioned { mut document, etag }) = current.take() else { return Ok(false) };
+        if document.owner != owner || document.locked_until <= engine.now() {
+            return Ok(false);
+        }
+        document.locked_until = until;
+        let (partition, id) = (document.instance_id.clone(), document.id.clone());
+        let written = engine.store.replace(&partition, &id, &document, Some(&etag), deadline).await?;
+        if let WriteOutcome::Done(_) = written {
+            return Ok(true);
+        }
+    }
+}
+
+/// Removes sessions whose lock has expired and that no activity waits for; how many.
+pub(crate) async fn clean_up(engine: &Engine) -> Result<usize, ProviderError> {
+    const OPERATION: &str = "cleanup_orphaned_sessions";
+    let failed = |e: StoreError| e.into_provider_error(OPERATION);
+    let deadline = engine.deadline();
+    let statement = queries::EXPIRED_SESSIONS.statement().bind("@now", engine.now());
+    let expired: Vec<SessionDocument> = engine.store.query_container(statement, deadline).await.map_err(failed)?;
+    let mut removed = 0;
+    for session in expired {
+        let statement = queries::WORK_OF_SESSION.statement().bind("@session", &session.session_id);
+        let waiting: Vec<serde_json::Value> =
+            engine.store.query_container(statement, deadline).await.map_err(failed)?;
+        if !waiting.is_empty() {
+            continue;
+        }
+        let deleted = engine
+            .store
+            .delete(&session.instance_id, &session.id, session.etag.as_ref(), deadline)
+            .await
+            .map_err(failed)?;
+        removed += usize::from(matches!(deleted, WriteOutcome::Done(_)));
+    }
+    Ok(removed)
+}
