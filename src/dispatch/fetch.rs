@@ -203,10 +203,8 @@ pub(crate) async fn next_work(
     }
     let dispatch = &engine.dispatch;
     let lease = dispatch.work_leases.lease();
-    let fits = |hint: &WorkHint| {
-        let document = &hint.document;
-        tags.matches(document.tag.as_deref()) && (document.session_id.is_none() || session.is_some())
-    };
+    let owner = session.map(|session| session.owner_id.as_str());
+    let fits = |hint: &WorkHint| tags.matches(hint.document.tag.as_deref()) && hint.session_fits(owner, engine.now());
     let mut wait = Wait::new(poll_timeout);
     loop {
         let notified = dispatch.work.changed.notified();
@@ -222,6 +220,11 @@ pub(crate) async fn next_work(
                 }
                 Ok(work_claim::Claimed::Gone) => dispatch.work.set_free(&key, engine.now()),
                 Ok(work_claim::Claimed::Held(until)) => put_work_back(engine, key, hint, seq, until),
+                Ok(work_claim::Claimed::SessionHeld(owner, until)) => {
+                    let hint = WorkHint { session_owner: Some((owner, until)), ..hint };
+                    dispatch.work.wake_at(until);
+                    put_work_back(engine, key, hint, seq, engine.now());
+                }
                 Err(error) => {
                     put_work_back(engine, key, hint, seq, engine.now() + RETRY_AFTER);
                     wait.trouble(error, OPERATION)?;
@@ -295,9 +298,9 @@ async fn poll_work(engine: &Arc<Engine>, pace: &mut Pace) -> Result<(), StoreErr
     debug!(rows = rows.len(), news, "polled for activities");
     for row in rows {
         let (key, seq, due) = (row.seq.clone(), row.seq.clone(), row.due);
-        let slot = super::Slot::of(&row.instance_id);
-        let offer = Offer { key, hint: WorkHint { document: row, slot }, seq, due, urgent: false };
-        engine.dispatch.work.offer(offer, now, |old, new| *old = new);
+        let offer = Offer { key, hint: WorkHint::new(row), seq, due, urgent: false };
+        // What an attempt has seen of the session is still the best that is known.
+        engine.dispatch.work.offer(offer, now, |old, new| old.document = new.document);
     }
     Ok(())
 }

@@ -55,6 +55,25 @@ impl OrchestrationHint {
 pub(crate) struct WorkHint {
     pub(crate) document: WorkDocument,
     pub(crate) slot: Slot,
+    /// Who owns its session and until when, once an attempt has seen it.
+    pub(crate) session_owner: Option<(String, Millis)>,
+}
+
+impl WorkHint {
+    fn new(document: WorkDocument) -> Self {
+        let slot = Slot::of(&document.instance_id);
+        Self { document, slot, session_owner: None }
+    }
+
+    /// Whether a worker that owns sessions as `owner` may take it now.
+    fn session_fits(&self, owner: Option<&str>, now: Millis) -> bool {
+        match (&self.document.session_id, owner, &self.session_owner) {
+            (None, _, _) => true,
+            (Some(_), None, _) => false,
+            (Some(_), Some(_), None) => true,
+            (Some(_), Some(owner), Some((theirs, until))) => theirs == owner || *until <= now,
+        }
+    }
 }
 
 /// The ready queues and their pollers.
@@ -96,8 +115,7 @@ impl Dispatch {
     /// An activity is in the queue, or will be at its time.
     pub(crate) fn offer_work(&self, document: WorkDocument) {
         let (key, seq, due) = (document.seq.clone(), document.seq.clone(), document.due);
-        let slot = Slot::of(&document.instance_id);
-        let offer = Offer { key, hint: WorkHint { document, slot }, seq, due, urgent: true };
+        let offer = Offer { key, hint: WorkHint::new(document), seq, due, urgent: true };
         self.work.offer(offer, self.clock.now(), |old, new| *old = new);
     }
 

@@ -27,6 +27,8 @@ struct Inner<K, H> {
     later: BTreeSet<(Millis, K)>,
     /// Keys that are not handed out until then.
     busy: HashMap<K, Millis>,
+    /// When a hint that fits nobody now may fit somebody.
+    alarms: BTreeSet<Millis>,
 }
 
 struct Entry<H> {
@@ -50,8 +52,13 @@ pub(super) struct Offer<K, H> {
 
 impl<K: Clone + Eq + Hash + Ord, H> Queue<K, H> {
     pub(super) fn new() -> Self {
-        let inner =
-            Inner { entries: HashMap::new(), ready: BTreeSet::new(), later: BTreeSet::new(), busy: HashMap::new() };
+        let inner = Inner {
+            entries: HashMap::new(),
+            ready: BTreeSet::new(),
+            later: BTreeSet::new(),
+            busy: HashMap::new(),
+            alarms: BTreeSet::new(),
+        };
         Self { inner: Mutex::new(inner), changed: Notify::new() }
     }
 
@@ -115,9 +122,16 @@ impl<K: Clone + Eq + Hash + Ord, H> Queue<K, H> {
         self.changed.notify_waiters();
     }
 
-    /// When the next hint becomes ready, if one will.
+    /// When the next hint becomes ready, or may fit somebody, if one will.
     pub(super) fn next_due(&self) -> Option<Millis> {
-        self.lock().later.first().map(|(due, _)| *due)
+        let inner = self.lock();
+        let later = inner.later.first().map(|(due, _)| *due);
+        later.into_iter().chain(inner.alarms.first().copied()).min()
+    }
+
+    /// Wakes waiters then, for a hint that fits nobody until then.
+    pub(super) fn wake_at(&self, time: Millis) {
+        self.lock().alarms.insert(time);
     }
 
     /// The keys that are known, so that a poll need not return them again.
@@ -179,6 +193,9 @@ impl<K: Clone + Eq + Hash + Ord, H> Inner<K, H> {
     }
 
     fn promote(&mut self, now: Millis) {
+        while self.alarms.first().is_some_and(|time| *time <= now) {
+            self.alarms.pop_first();
+        }
         while let Some((_, key)) = self.later.first().filter(|(due, _)| *due <= now).cloned() {
             self.later.pop_first();
             if self.busy.get(&key).is_some_and(|until| *until <= now) {

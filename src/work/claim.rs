@@ -18,8 +18,10 @@ use tracing::{debug, warn};
 pub(crate) enum Claimed {
     /// It is ours.
     Work(Box<(WorkItem, String, u32)>),
-    /// It, or its session, is somebody else's until then.
+    /// It is somebody else's until then.
     Held(Millis),
+    /// Its session is this owner's until then.
+    SessionHeld(String, Millis),
     /// It is done or cancelled.
     Gone,
 }
@@ -34,7 +36,7 @@ pub(crate) async fn claim(
 ) -> Result<Claimed, StoreError> {
     let hold = match (&hint.document.session_id, owner) {
         (Some(id), Some(owner)) => match session::take(engine, id, owner, deadline).await? {
-            session::Taken::Held(until) => return Ok(Claimed::Held(until)),
+            session::Taken::Held(owner, until) => return Ok(Claimed::SessionHeld(owner, until)),
             session::Taken::Ours(hold) => Some(hold),
         },
         _ => None,

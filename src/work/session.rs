@@ -15,8 +15,8 @@ use tracing::{debug, warn};
 /// Whether a session could be taken.
 pub(crate) enum Taken {
     Ours(Hold),
-    /// Another owner has it until then.
-    Held(Millis),
+    /// This owner has it until then.
+    Held(String, Millis),
 }
 
 /// A session that was taken for an activity.
@@ -43,7 +43,7 @@ pub(crate) async fn take(
         let (written, fresh) = match &found {
             None => (engine.store.create(&partition, &id, &next, deadline).await?, true),
             Some(found) if found.document.locked_until > now && found.document.owner != owner.owner_id => {
-                return Ok(Taken::Held(found.document.locked_until));
+                return Ok(Taken::Held(found.document.owner.clone(), found.document.locked_until));
             }
             Some(found) => {
                 let fresh = found.document.locked_until <= now;
