@@ -60,6 +60,7 @@ pub struct CosmosDBProviderConfig {
     poll_interval_min: Duration,
     poll_interval_max: Duration,
     history_cache_bytes: usize,
+    read_staleness: Duration,
     user_agent_suffix: String,
 }
 
@@ -82,8 +83,9 @@ impl Default for CosmosDBProviderConfig {
             request_timeout: Duration::from_secs(3),
             operation_timeout: Duration::from_secs(10),
             poll_interval_min: Duration::from_millis(50),
-            poll_interval_max: Duration::from_secs(5),
+            poll_interval_max: Duration::from_millis(2_500),
             history_cache_bytes: 64 * 1024 * 1024,
+            read_staleness: Duration::from_millis(50),
             user_agent_suffix: "duroxide-cosmos".into(),
         }
     }
@@ -274,6 +276,16 @@ impl CosmosDBProviderConfig {
         self
     }
 
+    /// How long a read may be answered from what this process last saw of an instance, 50 ms by default; zero asks the
+    /// service every time.
+    ///
+    /// What this process writes itself is seen at once in any case. Clients that wait for an orchestration read it every
+    /// few milliseconds, and so does every activity that starts: this is what keeps that from costing a request each.
+    pub fn with_read_staleness(mut self, staleness: Duration) -> Self {
+        self.read_staleness = staleness;
+        self
+    }
+
     /// What the account's logs show behind the SDK's user agent, `duroxide-cosmos` by default. At most 25 letters,
     /// digits, `-`, `_`, `.` and `~`.
     pub fn with_user_agent_suffix(mut self, suffix: impl Into<String>) -> Self {
@@ -384,6 +396,11 @@ impl CosmosDBProviderConfig {
     /// The memory that cached histories may take.
     pub fn history_cache_bytes(&self) -> usize {
         self.history_cache_bytes
+    }
+
+    /// How long a read may be answered from memory.
+    pub fn read_staleness(&self) -> Duration {
+        self.read_staleness
     }
 
     /// What follows the SDK's user agent.
@@ -571,6 +588,7 @@ impl fmt::Debug for CosmosDBProviderConfig {
             .field("poll_interval_min", &self.poll_interval_min)
             .field("poll_interval_max", &self.poll_interval_max)
             .field("history_cache_bytes", &self.history_cache_bytes)
+            .field("read_staleness", &self.read_staleness)
             .field("user_agent_suffix", &self.user_agent_suffix)
             .finish()
     }
@@ -622,7 +640,8 @@ mod tests {
         assert_eq!(config.request_timeout(), Duration::from_secs(3));
         assert_eq!(config.operation_timeout(), Duration::from_secs(10));
         assert_eq!(config.poll_interval_min(), Duration::from_millis(50));
-        assert_eq!(config.poll_interval_max(), Duration::from_secs(5));
+        assert_eq!(config.poll_interval_max(), Duration::from_millis(2_500));
+        assert_eq!(config.read_staleness(), Duration::from_millis(50));
         assert_eq!(config.history_cache_bytes(), 64 << 20);
         assert_eq!(config.throughput(), Throughput::ServerlessOrShared);
         assert_eq!(config.routing_strategy(), RoutingStrategy::PreferredRegions(vec![]));

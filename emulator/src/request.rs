@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 const PARTITION_KEY: HeaderName = HeaderName::from_static("x-ms-documentdb-partitionkey");
+const PARTITION_RANGE: HeaderName = HeaderName::from_static("x-ms-documentdb-partitionkeyrangeid");
 const IS_UPSERT: HeaderName = HeaderName::from_static("x-ms-documentdb-is-upsert");
 const IS_QUERY: HeaderName = HeaderName::from_static("x-ms-documentdb-isquery");
 const IS_QUERY_LEGACY: HeaderName = HeaderName::from_static("x-ms-documentdb-query");
@@ -106,6 +107,8 @@ pub struct WireRequest<'a> {
     pub path: &'a str,
     /// The partition key header: a JSON array.
     pub partition_key: Option<&'a str>,
+    /// The physical partition that the request names, as the SDK does for each part of a query across partitions.
+    pub partition_range: Option<&'a str>,
     /// The item that a point operation is about, from the path or else the body.
     pub document_id: Option<&'a str>,
     /// The body as sent; it may be in Cosmos's binary JSON, which [`json`](Self::json) reads too.
@@ -168,6 +171,7 @@ impl Outgoing {
 #[derive(Debug)]
 pub(crate) struct Facts {
     pub kind: RequestKind,
+    pub sequence: u64,
     pub partition_key: Option<String>,
     pub document_id: Option<String>,
     /// The body of a write, decoded.
@@ -175,8 +179,8 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
-    /// Reads them off `request`.
-    pub fn of(request: &Outgoing) -> Self {
+    /// Reads them off `request`, which is number `sequence` on its wire.
+    pub fn of(request: &Outgoing, sequence: u64) -> Self {
         let segments = request.segments();
         let kind = classify(request.method, &segments, &request.headers);
         let is_write =
@@ -186,6 +190,7 @@ impl Facts {
         let in_body = || body.as_ref()?.get("id")?.as_str().map(str::to_owned);
         Self {
             kind,
+            sequence,
             partition_key: header(&request.headers, &PARTITION_KEY).map(str::to_owned),
             document_id: named.or_else(in_body),
             body,
@@ -193,16 +198,17 @@ impl Facts {
     }
 
     /// The request as a rule sees it.
-    pub fn view<'a>(&'a self, request: &'a Outgoing, sequence: u64) -> WireRequest<'a> {
+    pub fn view<'a>(&'a self, request: &'a Outgoing) -> WireRequest<'a> {
         WireRequest {
             kind: self.kind,
             client: request.client.as_deref(),
             method: request.method.as_str(),
             path: request.url.path(),
             partition_key: self.partition_key.as_deref(),
+            partition_range: header(&request.headers, &PARTITION_RANGE),
             document_id: self.document_id.as_deref(),
             body: &request.body,
-            sequence,
+            sequence: self.sequence,
         }
     }
 }
@@ -262,7 +268,7 @@ fn header<'a>(headers: &'a Headers, name: &HeaderName) -> Option<&'a str> {
 }
 
 /// Reads text or binary JSON.
-fn read_json(body: &[u8]) -> Option<Value> {
+pub(crate) fn read_json(body: &[u8]) -> Option<Value> {
     if binary_json::is_binary(body) {
         binary_json::decode(body).ok()
     } else {

@@ -4,15 +4,16 @@
 use std::fmt;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use azure_data_cosmos_driver::in_memory_emulator::{EmulatorStore, InMemoryEmulatorHttpClient};
 use tokio::sync::Mutex;
 
 use crate::answer::{Answer, Lost};
+use crate::observe::{Observer, WireAnswer};
 use crate::provision::{self, Provisioning};
-use crate::request::{Facts, Outgoing, RequestKind};
+use crate::request::{Facts, Outgoing, RequestKind, WireRequest};
 use crate::rules::{RuleBook, WireAction, WireRule, WireRuleHandle};
 use crate::stats::Counters;
 use crate::validate;
@@ -47,6 +48,7 @@ pub struct Wire {
     latency: Duration,
     rules: Arc<RuleBook>,
     counters: Counters,
+    observer: OnceLock<Observer>,
     sequence: AtomicU64,
     /// One at a time, so that nobody sees a container between its creation and its properties.
     structure: Mutex<()>,
@@ -60,6 +62,7 @@ impl Wire {
             latency,
             rules: Arc::default(),
             counters: Counters::default(),
+            observer: OnceLock::new(),
             sequence: AtomicU64::new(0),
             structure: Mutex::new(()),
         }
@@ -73,6 +76,13 @@ impl Wire {
     /// Takes all rules away; requests that they hold stay held.
     pub fn clear(&self) {
         self.rules.clear();
+    }
+
+    /// Shows every exchange to `observer` once it has its answer, before the answer goes back. Only the first one counts.
+    pub fn observe(&self, observer: impl Fn(&WireRequest<'_>, &WireAnswer<'_>) + Send + Sync + 'static) {
+        if self.observer.set(Observer::new(observer)).is_err() {
+            tracing::warn!("the wire is observed already");
+        }
     }
 
     pub(crate) fn service(&self) -> &Service {
@@ -98,10 +108,10 @@ impl Wire {
 
     async fn exchange(&self, mut request: Outgoing) -> Result<Answer, Lost> {
         request.trim_trailing_slash();
-        let facts = Facts::of(&request);
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed) + 1;
+        let facts = Facts::of(&request, sequence);
         self.counters.arrived(facts.kind, &request);
-        let action = self.rules.action_for(&facts.view(&request, sequence));
+        let action = self.rules.action_for(&facts.view(&request));
         pause(self.latency).await;
         match action {
             Some(action) => self.misbehave(action, &request, &facts).await,
@@ -155,6 +165,9 @@ impl Wire {
 
     fn count(&self, request: &Outgoing, facts: &Facts, answer: Answer) -> Answer {
         self.counters.answered(facts.kind, &request.client, &answer);
+        if let Some(observer) = self.observer.get() {
+            observer.show(&facts.view(request), &WireAnswer { status: answer.status, body: &answer.body });
+        }
         answer
     }
 }

@@ -9,6 +9,7 @@ use duroxide::Event;
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
 };
 
 /// What is known of an instance.
@@ -46,11 +47,17 @@ pub(crate) struct InstanceCache {
 #[derive(Default)]
 struct Entries {
     by_partition: HashMap<Partition, (u64, Known)>,
+    /// When each entry was last known to be current.
+    seen: HashMap<Partition, Instant>,
+    /// When an instance was last known not to be there.
+    absent: HashMap<Partition, Instant>,
     by_age: BTreeMap<u64, Partition>,
     clock: u64,
     bytes: usize,
 }
 
+/// Instances that are remembered as not there.
+const MAX_ABSENT: usize = 10_000;
 /// What an entry costs without its contents.
 const DOCUMENT_BYTES: usize = 1_024;
 
@@ -79,6 +86,46 @@ impl InstanceCache {
         }
     }
 
+    /// What was known to be current no longer ago than `staleness`; the inner nothing means that it was not there.
+    pub(crate) fn fresh(&self, partition: &Partition, staleness: Duration) -> Option<Option<Known>> {
+        let entries = self.lock();
+        let recent = |seen: &HashMap<Partition, Instant>| {
+            seen.get(partition).is_some_and(|at| at.elapsed() < staleness)
+        };
+        if recent(&entries.absent) {
+            return Some(None);
+        }
+        if !recent(&entries.seen) {
+            return None;
+        }
+        entries.by_partition.get(partition).map(|(_, known)| Some(known.clone()))
+    }
+
+    /// Notes what a read has found, unless this process has written since the read began: `before` was known then.
+    pub(crate) fn saw(&self, partition: &Partition, before: Option<&Etag>, found: Option<Known>) {
+        let mut entries = self.lock();
+        let now = entries.by_partition.get(partition).map(|(_, known)| known.etag.clone());
+        if now.as_ref() != before {
+            return;
+        }
+        match found {
+            Some(found) if Some(&found.etag) == before => {
+                entries.seen.insert(partition.clone(), Instant::now());
+            }
+            Some(found) => {
+                drop(entries);
+                self.put(partition, found);
+            }
+            None => {
+                entries.remove(partition);
+                if entries.absent.len() >= MAX_ABSENT {
+                    entries.absent.clear();
+                }
+                entries.absent.insert(partition.clone(), Instant::now());
+            }
+        }
+    }
+
     pub(crate) fn forget(&self, partition: &Partition) {
         self.lock().remove(partition);
     }
@@ -93,10 +140,13 @@ impl Entries {
         self.clock += 1;
         self.bytes += size(&known);
         self.by_age.insert(self.clock, partition.clone());
+        self.seen.insert(partition.clone(), Instant::now());
         self.by_partition.insert(partition, (self.clock, known));
     }
 
     fn remove(&mut self, partition: &Partition) {
+        self.absent.remove(partition);
+        self.seen.remove(partition);
         if let Some((age, known)) = self.by_partition.remove(partition) {
             self.by_age.remove(&age);
             self.bytes -= size(&known);

@@ -17,13 +17,25 @@ pub(crate) async fn instance(
     partition: &Partition,
     deadline: Deadline,
 ) -> Result<Option<Versioned<InstanceDocument>>, StoreError> {
+    if let Some(known) = engine.cache.fresh(partition, engine.config.read_staleness()) {
+        let settled = |known: &Known| known.document.deleting.is_none() && known.document.rolling.is_none();
+        if known.as_ref().is_none_or(settled) {
+            return Ok(known.map(|Known { document, etag, .. }| Versioned { document, etag }));
+        }
+    }
     loop {
+        let before = engine.cache.get(partition).map(|known| known.etag);
         let found = engine.store.read(partition, &instance_id(), Freshness::Session, deadline).await?;
-        let Some(found): Option<Versioned<InstanceDocument>> = found else { return Ok(None) };
+        let Some(found): Option<Versioned<InstanceDocument>> = found else {
+            engine.cache.saw(partition, before.as_ref(), None);
+            return Ok(None);
+        };
         if found.document.deleting.is_some() && delete::is_deleted(engine, &found.document, deadline).await? {
             return Ok(None);
         }
         if found.document.rolling.is_none() {
+            let Versioned { document, etag } = found.clone();
+            engine.cache.saw(partition, before.as_ref(), Some(Known { document, etag, contents: None }));
             return Ok(Some(found));
         }
         staging::roll_forward(engine, partition, deadline).await?;

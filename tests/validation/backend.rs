@@ -105,10 +105,11 @@ impl ProviderFactory for Backend {
             document["events"] = serde_json::json!(["NOT AN EVENT"]);
             self.replace(instance, &document).await;
         }
-        // A cache that goes by the instance's ETag must notice.
+        // A cache that goes by the instance's ETag must notice, once what it saw just before has become stale.
         for document in self.documents(instance, "instance").await {
             self.replace(instance, &document).await;
         }
+        tokio::time::sleep(CosmosDBProviderConfig::default().read_staleness()).await;
     }
 
     async fn get_max_attempt_count(&self, instance: &str) -> u32 {

@@ -1,0 +1,189 @@
+//! A fresh account over HTTP, and a provider, runtime and client on it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+use duroxide::providers::Provider;
+use duroxide::runtime::{Runtime, RuntimeOptions};
+use duroxide::Client;
+use duroxide_cosmos::{CosmosDBProviderConfig, Credential};
+use duroxide_cosmos_emulator::{LocalAccount, Served, EMULATOR_KEY};
+use serde::{Deserialize, Serialize};
+
+use crate::measure::Reading;
+use crate::orchestrations::{self, Tally};
+use crate::ru::Meter;
+
+/// Orchestration and activity dispatchers, each.
+const DISPATCHERS: usize = 4;
+
+/// Whose provider.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum Which {
+    /// duroxide-cosmos.
+    Ours,
+    /// duroxide-cdb.
+    Peer,
+}
+
+impl Which {
+    /// The name in JSON and on the command line.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ours => "ours",
+            Self::Peer => "peer",
+        }
+    }
+
+    /// The crate's name.
+    pub fn package(self) -> &'static str {
+        match self {
+            Self::Ours => "duroxide-cosmos",
+            Self::Peer => "duroxide-cdb 0.1.10",
+        }
+    }
+}
+
+/// What the account is like.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Setting {
+    /// What every request takes on top.
+    pub latency_ms: u64,
+    /// Physical partitions of the container.
+    pub partitions: u32,
+}
+
+/// A provider that is open, and that can be closed.
+pub enum Opened {
+    /// This project's.
+    Ours(Arc<duroxide_cosmos::CosmosDBProvider>),
+    /// The peer's.
+    Peer(Arc<duroxide_cdb::CosmosDBProvider>),
+}
+
+impl Opened {
+    /// Opens the container of the account at `endpoint`, and makes it if it is missing.
+    pub async fn at(which: Which, endpoint: &str) -> Result<Self> {
+        Ok(match which {
+            Which::Ours => {
+                let config = CosmosDBProviderConfig::default()
+                    .with_endpoint(endpoint)
+                    .with_credential(Credential::account_key(EMULATOR_KEY.to_owned()));
+                let provider = duroxide_cosmos::CosmosDBProvider::new_with_config(config).await?;
+                Self::Ours(Arc::new(provider))
+            }
+            Which::Peer => {
+                let config = duroxide_cdb::CosmosDBProviderConfig {
+                    endpoint: endpoint.to_owned(),
+                    key: EMULATOR_KEY.to_owned(),
+                    orch_concurrency: DISPATCHERS as u32,
+                    worker_concurrency: DISPATCHERS as u32,
+                    ..Default::default()
+                };
+                let provider = duroxide_cdb::CosmosDBProvider::new_with_config(config).await;
+                Self::Peer(Arc::new(provider.map_err(|error| anyhow::anyhow!("{error}"))?))
+            }
+        })
+    }
+
+    /// The provider as duroxide sees it.
+    pub fn store(&self) -> Arc<dyn Provider> {
+        match self {
+            Self::Ours(provider) => provider.clone(),
+            Self::Peer(provider) => provider.clone(),
+        }
+    }
+
+    /// A runtime on the provider: duroxide's defaults, but for the number of dispatchers.
+    pub async fn runtime(&self, tally: &Arc<Tally>) -> Arc<Runtime> {
+        let options = RuntimeOptions {
+            orchestration_concurrency: DISPATCHERS,
+            worker_concurrency: DISPATCHERS,
+            ..RuntimeOptions::default()
+        };
+        let (activities, orchestrations) = orchestrations::registries(tally);
+        Runtime::start_with_options(self.store(), activities, orchestrations, options).await
+    }
+
+    /// Ends the provider's background work.
+    async fn close(self) {
+        match self {
+            Self::Ours(provider) => provider.shutdown().await,
+            // The peer's reconciler ends only with its container; the account is about to go anyway.
+            Self::Peer(provider) => {
+                if let Err(error) = provider.cleanup().await {
+                    tracing::debug!(%error, "the peer's container stays");
+                }
+            }
+        }
+    }
+}
+
+/// An account of its own with a provider on it, and what runs there.
+pub struct Scene {
+    /// Whose provider it is.
+    pub which: Which,
+    /// What the orchestrations of this process report.
+    pub tally: Arc<Tally>,
+    account: LocalAccount,
+    served: Served,
+    meter: Meter,
+    provider: Opened,
+    runtime: Option<Arc<Runtime>>,
+}
+
+impl Scene {
+    /// An empty account, and a provider on it. Nothing runs yet.
+    pub async fn open(which: Which, setting: Setting) -> Result<Self> {
+        let account = LocalAccount::builder()
+            .with_partitions(setting.partitions)
+            .with_latency(Duration::from_millis(setting.latency_ms))
+            .build();
+        let meter = Meter::attach(&account, setting.partitions);
+        let served = account.serve(([127, 0, 0, 1], 0).into()).await.context("no port is free")?;
+        let provider = Opened::at(which, &served.endpoint()).await?;
+        Ok(Self { which, tally: Arc::default(), account, served, meter, provider, runtime: None })
+    }
+
+    /// Starts a runtime in this process.
+    pub async fn start(&mut self) {
+        self.runtime = Some(self.provider.runtime(&self.tally).await);
+    }
+
+    /// The account's address, for another process.
+    pub fn endpoint(&self) -> String {
+        self.served.endpoint()
+    }
+
+    /// A client of the runtime's own provider.
+    pub fn client(&self) -> Client {
+        Client::new(self.provider.store())
+    }
+
+    /// The runtime's own provider.
+    pub fn store(&self) -> Arc<dyn Provider> {
+        self.provider.store()
+    }
+
+    /// Another provider on the same container, as in another process.
+    pub async fn second(&self) -> Result<Opened> {
+        Opened::at(self.which, &self.served.endpoint()).await
+    }
+
+    /// What went over the wire so far.
+    pub fn reading(&self) -> Reading {
+        Reading { stats: self.account.stats(), units: self.meter.units() }
+    }
+
+    /// Stops everything.
+    pub async fn close(self) {
+        if let Some(runtime) = self.runtime {
+            runtime.shutdown(Some(500)).await;
+        }
+        self.provider.close().await;
+        self.served.shutdown().await;
+    }
+}

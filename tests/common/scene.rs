@@ -1,0 +1,256 @@
+//! A local account with providers on it, turns made by hand, and a look behind the providers.
+#![allow(dead_code)]
+
+use azure_data_cosmos::{ContainerClient, FeedScope, Query};
+use duroxide::{
+    providers::{
+        ExecutionMetadata, OrchestrationItem, Provider, ProviderAdmin, ProviderError, TagFilter, WorkItem,
+    },
+    Event, EventKind,
+};
+use duroxide_cosmos::{CosmosDBProvider, CosmosDBProviderConfig};
+use duroxide_cosmos_emulator::{LocalAccount, WireAction, WireRequest, WireRule, WireRuleHandle};
+use futures::TryStreamExt;
+use serde_json::Value;
+use std::{future::Future, time::Duration};
+
+/// Longer than any test lasts: who gets what is locked so did not wait for the lock's end.
+pub const LONG: Duration = Duration::from_secs(600);
+/// How long a test waits for what must come.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+/// No wait: the store's present state.
+pub const NOW: Duration = Duration::ZERO;
+
+/// What a fetch of a turn returns.
+pub type Turn = (OrchestrationItem, String, u32);
+/// What a fetch of an activity returns.
+pub type Work = (WorkItem, String, u32);
+
+/// An account. Each of its providers has a client of its own, whose name the wire's rules can tell.
+pub struct Scene {
+    pub account: LocalAccount,
+}
+
+impl Scene {
+    pub fn new(partitions: u32) -> Self {
+        Self { account: LocalAccount::builder().with_partitions(partitions).build() }
+    }
+
+    /// A provider whose reconciler does not start by itself, so that a test says when.
+    pub async fn provider(&self, name: &str) -> CosmosDBProvider {
+        self.provider_with(name, quiet()).await
+    }
+
+    pub async fn provider_with(&self, name: &str, config: CosmosDBProviderConfig) -> CosmosDBProvider {
+        let client = self.account.client_named(name).await;
+        let provider = CosmosDBProvider::new_with_client(&client, config).await.expect("a provider");
+        // The first requests of a client resolve the container: not part of what a test counts.
+        provider.fetch_orchestration_item(LONG, NOW, None).await.expect("nothing to fetch");
+        provider.fetch_work_item(LONG, NOW, None, &TagFilter::Any).await.expect("nothing to fetch");
+        provider
+    }
+
+    /// The container, past any provider.
+    pub async fn container(&self) -> ContainerClient {
+        let client = self.account.client_named("raw").await;
+        client.database_client("duroxide").container_client("duroxide", None).await.expect("the container")
+    }
+
+    /// Every document of one partition.
+    pub async fn partition(&self, key: &str) -> Vec<Value> {
+        let everything = Query::from("SELECT * FROM c");
+        let scope = FeedScope::partition(key.to_owned());
+        self.container().await.query_items(everything, scope, None).await.unwrap().try_collect().await.unwrap()
+    }
+
+    /// Every document of the container.
+    pub async fn documents(&self) -> Vec<Value> {
+        let everything = Query::from("SELECT * FROM c");
+        let scope = FeedScope::full_container();
+        self.container().await.query_items(everything, scope, None).await.unwrap().try_collect().await.unwrap()
+    }
+
+    /// The documents of one kind in one partition.
+    pub async fn of_kind(&self, key: &str, kind: &str) -> Vec<Value> {
+        self.partition(key).await.into_iter().filter(|d| d["type"] == kind).collect()
+    }
+
+    /// From the request after the next `passing` on, nothing that `client` sends about items arrives any more.
+    pub fn cut(&self, client: &str, passing: u64) -> WireRuleHandle {
+        let rule = WireRule::new(WireAction::FailConnection).client(client).matching(about_items).skip(passing);
+        self.account.wire().add(rule)
+    }
+
+    /// Like [`cut`](Self::cut), but the first request that is lost is carried out: only its answer is lost.
+    pub fn cut_after(&self, client: &str, passing: u64) -> WireRuleHandle {
+        let wire = self.account.wire();
+        let lost = WireRule::new(WireAction::LoseAnswer).client(client).matching(about_items).skip(passing).times(1);
+        let lost = wire.add(lost);
+        self.cut(client, passing);
+        lost
+    }
+}
+
+/// Whether a request is about items, and not about the account's structure.
+pub fn about_items(request: &WireRequest<'_>) -> bool {
+    !request.kind.is_metadata()
+}
+
+/// Whether a request goes to the partition of this key.
+pub fn goes_to(request: &WireRequest<'_>, key: &str) -> bool {
+    request.partition_key.is_some_and(|header| header == serde_json::json!([key]).to_string())
+}
+
+/// A configuration whose reconciler takes everything over at once, but only when it is called.
+pub fn quiet() -> CosmosDBProviderConfig {
+    CosmosDBProviderConfig::default()
+        .with_create_if_missing(true)
+        .with_reconciler_interval(Duration::from_secs(3_600))
+        .with_reconciler_age_threshold(Duration::ZERO)
+}
+
+/// What became of a call that the wire may have cut.
+pub enum Ended<T> {
+    Returned(T),
+    /// The caller died at the cut.
+    Cut,
+}
+
+/// Runs `call` until it returns or the cut is felt; then it is dropped, as when its process dies.
+pub async fn until_cut<T>(call: impl Future<Output = T>, cut: &WireRuleHandle) -> Ended<T> {
+    tokio::select! {
+        biased;
+        () = cut.wait_for_hits(1) => Ended::Cut,
+        returned = call => Ended::Returned(returned),
+    }
+}
+
+pub fn start(instance: &str) -> WorkItem {
+    start_child(instance, None)
+}
+
+pub fn start_child(instance: &str, parent: Option<&str>) -> WorkItem {
+    WorkItem::StartOrchestration {
+        instance: instance.to_owned(),
+        orchestration: "Orchestration".to_owned(),
+        input: "{}".to_owned(),
+        version: Some("1.0.0".to_owned()),
+        parent_instance: parent.map(ToOwned::to_owned),
+        parent_id: parent.map(|_| 2),
+        parent_execution_id: parent.map(|_| 1),
+        execution_id: 1,
+    }
+}
+
+pub fn external(instance: &str, data: &str) -> WorkItem {
+    WorkItem::ExternalRaised { instance: instance.to_owned(), name: "Event".to_owned(), data: data.to_owned() }
+}
+
+pub fn activity(instance: &str, id: u64) -> WorkItem {
+    activity_with(instance, id, None, None)
+}
+
+pub fn activity_with(instance: &str, id: u64, session: Option<&str>, tag: Option<&str>) -> WorkItem {
+    WorkItem::ActivityExecute {
+        instance: instance.to_owned(),
+        execution_id: 1,
+        id,
+        name: "Activity".to_owned(),
+        input: "{}".to_owned(),
+        session_id: session.map(ToOwned::to_owned),
+        tag: tag.map(ToOwned::to_owned),
+    }
+}
+
+pub fn done(instance: &str, id: u64) -> WorkItem {
+    WorkItem::ActivityCompleted { instance: instance.to_owned(), execution_id: 1, id, result: "done".to_owned() }
+}
+
+pub fn event(instance: &str, execution: u64, id: u64, kind: EventKind) -> Event {
+    Event::with_event_id(id, instance, execution, None, kind)
+}
+
+pub fn started(instance: &str, execution: u64) -> Event {
+    let kind = EventKind::OrchestrationStarted {
+        name: "Orchestration".to_owned(),
+        version: "1.0.0".to_owned(),
+        input: "{}".to_owned(),
+        parent_instance: None,
+        parent_id: None,
+        parent_execution_id: None,
+        carry_forward_events: None,
+        initial_custom_status: None,
+    };
+    event(instance, execution, 1, kind)
+}
+
+pub fn completed(instance: &str, execution: u64, id: u64) -> Event {
+    event(instance, execution, id, EventKind::OrchestrationCompleted { output: "done".to_owned() })
+}
+
+pub fn note(instance: &str, execution: u64, id: u64) -> Event {
+    event(instance, execution, id, EventKind::ExternalSubscribed { name: format!("note {id}") })
+}
+
+/// What a turn of a running orchestration says of it.
+pub fn running() -> ExecutionMetadata {
+    ExecutionMetadata {
+        orchestration_name: Some("Orchestration".to_owned()),
+        orchestration_version: Some("1.0.0".to_owned()),
+        ..ExecutionMetadata::default()
+    }
+}
+
+/// What the last turn of an execution says of it.
+pub fn ended(status: &str) -> ExecutionMetadata {
+    ExecutionMetadata { status: Some(status.to_owned()), output: Some("done".to_owned()), ..running() }
+}
+
+/// The next turn, which must come.
+pub async fn next_turn(provider: &dyn Provider, lock: Duration) -> Turn {
+    let fetched = provider.fetch_orchestration_item(lock, PATIENCE, None).await;
+    fetched.expect("a fetch that works").expect("a turn")
+}
+
+/// The next activity, which must come.
+pub async fn next_work(provider: &dyn Provider, lock: Duration) -> Work {
+    let fetched = provider.fetch_work_item(lock, PATIENCE, None, &TagFilter::Any).await;
+    fetched.expect("a fetch that works").expect("an activity")
+}
+
+/// Commits a turn that only appends events and schedules and sends.
+pub async fn commit(
+    provider: &dyn Provider,
+    token: &str,
+    events: Vec<Event>,
+    work: Vec<WorkItem>,
+    messages: Vec<WorkItem>,
+    metadata: ExecutionMetadata,
+) -> Result<(), ProviderError> {
+    let execution = events.first().map_or(1, |event| event.execution_id);
+    provider.ack_orchestration_item(token, execution, events, work, messages, metadata, Vec::new()).await
+}
+
+/// Makes an instance that runs: its first turn is committed with these activities and messages.
+pub async fn begin(provider: &dyn Provider, instance: &str, work: Vec<WorkItem>, messages: Vec<WorkItem>) {
+    provider.enqueue_for_orchestrator(start(instance), None).await.unwrap();
+    let (item, token, _) = next_turn(provider, LONG).await;
+    assert_eq!(item.instance, instance);
+    commit(provider, &token, vec![started(instance, 1)], work, messages, running()).await.unwrap();
+}
+
+/// Makes an instance that is finished: two events, one execution.
+pub async fn finish(provider: &dyn Provider, instance: &str, parent: Option<&str>) {
+    provider.enqueue_for_orchestrator(start_child(instance, parent), None).await.unwrap();
+    let (item, token, _) = next_turn(provider, LONG).await;
+    let instance = item.instance.as_str();
+    let events = vec![started(instance, 1), completed(instance, 1, 2)];
+    let metadata =
+        ExecutionMetadata { parent_instance_id: parent.map(ToOwned::to_owned), ..ended("Completed") };
+    commit(provider, &token, events, Vec::new(), Vec::new(), metadata).await.unwrap();
+}
+
+/// The management side of a provider.
+pub fn admin(provider: &CosmosDBProvider) -> &dyn ProviderAdmin {
+    provider
+}
