@@ -51,7 +51,8 @@ async fn run(options: Options) -> anyhow::Result<()> {
     let provider = common::open().await?;
     let activities = ActivityRegistry::builder().register_typed("Square", square).build();
     let orchestrations = OrchestrationRegistry::builder().register_typed("SumOfSquares", sum_of_squares).build();
-    let runtime_options = RuntimeOptions { worker_concurrency: options.concurrency as usize, ..RuntimeOptions::default() };
+    let runtime_options =
+        RuntimeOptions { worker_concurrency: options.concurrency as usize, ..RuntimeOptions::default() };
     let runtime = Runtime::start_with_options(provider.clone(), activities, orchestrations, runtime_options).await;
 
     let client = Client::new(provider.clone());
@@ -93,9 +94,8 @@ async fn sum_of_squares(ctx: OrchestrationContext, plan: Plan) -> Result<u64, St
 async fn show_progress(client: &Client, instance: &str) -> anyhow::Result<()> {
     let mut seen = 0;
     loop {
-        let changed = client
-            .wait_for_status_change(instance, seen, Duration::from_millis(50), Duration::from_secs(30))
-            .await;
+        let changed =
+            client.wait_for_status_change(instance, seen, Duration::from_millis(50), Duration::from_secs(30)).await;
         match changed {
             Ok(OrchestrationStatus::Running { custom_status: Some(progress), custom_status_version }) => {
                 println!("  {progress}");

@@ -35,7 +35,7 @@ pub(crate) async fn message(
     let written = engine.store.create(&partition, &document.id, &document, engine.deadline()).await;
     match written.map_err(|e| e.into_provider_error(OPERATION))? {
         WriteOutcome::Done(_) | WriteOutcome::Refused(Refusal::Exists) => {
-            engine.dispatch.offer_message(&document);
+            engine.dispatch.offer_message(document);
             Ok(())
         }
         WriteOutcome::Refused(refusal) => Err(refuse(format!("the message was answered {refusal:?}"))),

@@ -6,7 +6,7 @@ mod scene;
 
 use duroxide::providers::{Provider, ProviderError, SessionFetchConfig, TagFilter};
 use duroxide_cosmos::CosmosDBProvider;
-use duroxide_cosmos_emulator::{Gate, WireAction, WireRule};
+use duroxide_cosmos_emulator::{Gate, RequestKind, WireAction, WireRule};
 use futures::future::BoxFuture;
 use scene::*;
 use std::{
@@ -100,12 +100,10 @@ impl<T> Future for Polls<'_, T> {
 }
 
 /// After `a` has done what it owed, `b` gets the thing at once, as if nobody had ever touched it.
-async fn is_free(scene: &Scene, a: &CosmosDBProvider, what: What, case: &str) {
+async fn is_free(a: &CosmosDBProvider, b: &CosmosDBProvider, what: What, case: &str) {
     a.shutdown().await;
-    let b = scene.provider("b").await;
-    // Making the provider has fetched with no patience, and must not have taken it: give that back first.
     let owner = session("worker of b");
-    let fetched = fetch(&b, what, &owner, NOW).await.unwrap();
+    let fetched = fetch(b, what, &owner, NOW).await.unwrap();
     assert_eq!(fetched, Some(1), "{what:?}, {case}: locked, or an attempt was counted");
 }
 
@@ -114,7 +112,7 @@ async fn a_fetch_dropped_after_any_number_of_polls_leaves_nothing_locked_and_not
     for what in ALL {
         for polls in 1.. {
             let scene = Scene::new(1);
-            let a = scene.provider("a").await;
+            let (a, b) = (scene.provider("a").await, scene.provider("b").await);
             prepare(&scene, what).await;
             let owner = session("worker of a");
             let future = Some(fetch(&a, what, &owner, PATIENCE));
@@ -122,7 +120,7 @@ async fn a_fetch_dropped_after_any_number_of_polls_leaves_nothing_locked_and_not
                 assert!(polls > 1, "a fetch that never waits was not dropped at all");
                 break;
             }
-            is_free(&scene, &a, what, &format!("dropped after {polls} polls")).await;
+            is_free(&a, &b, what, &format!("dropped after {polls} polls")).await;
         }
     }
 }
@@ -130,7 +128,7 @@ async fn a_fetch_dropped_after_any_number_of_polls_leaves_nothing_locked_and_not
 /// Drops a fetch while the request after `passing` others is held; whether there was such a request.
 async fn drop_at(what: What, passing: u64, before: bool) -> bool {
     let scene = Scene::new(1);
-    let a = scene.provider("a").await;
+    let (a, b) = (scene.provider("a").await, scene.provider("b").await);
     prepare(&scene, what).await;
     let gate = Gate::new();
     let hold = if before { WireAction::HoldBefore(gate.clone()) } else { WireAction::HoldAfter(gate.clone()) };
@@ -145,7 +143,7 @@ async fn drop_at(what: What, passing: u64, before: bool) -> bool {
         }
     }
     gate.open();
-    is_free(&scene, &a, what, &format!("dropped with request {} held, before the store: {before}", passing + 1)).await;
+    is_free(&a, &b, what, &format!("dropped with request {} held, before the store: {before}", passing + 1)).await;
     true
 }
 
@@ -183,24 +181,21 @@ async fn what_a_dropped_fetch_gave_back_is_fetched_again_by_the_same_provider() 
 
 #[tokio::test]
 async fn a_provider_that_met_the_claim_of_a_dropped_fetch_does_not_wait_for_its_lock_to_expire() {
-    for what in ALL {
+    for what in [What::FirstTurn, What::LaterTurn, What::Activity] {
         let scene = Scene::new(1);
         let (a, b) = (scene.provider("a").await, scene.provider("b").await);
         prepare(&scene, what).await;
+        // The claim is made, and its answer is held.
         let gate = Gate::new();
-        // The first write is the claim, of the session where there is one; the next request comes after it.
-        let hold = WireRule::new(WireAction::HoldBefore(gate.clone())).client("a").matching(about_items);
-        let passing = if what == What::SessionActivity { 4 } else { 2 };
-        scene.account.wire().add(hold.skip(passing).times(1));
+        let claim = WireRule::new(WireAction::HoldAfter(gate.clone())).client("a").times(1);
+        let claim = claim.on(RequestKind::Create).on(RequestKind::Replace).matching(|r| goes_to(r, "i"));
+        scene.account.wire().add(claim);
         let (owner, other) = (session("worker of a"), session("worker of b"));
-        let dropped = async {
-            tokio::select! {
-                biased;
-                () = gate.reached() => {}
-                _ = fetch(&a, what, &owner, PATIENCE) => {}
-            }
-        };
-        dropped.await;
+        tokio::select! {
+            biased;
+            () = gate.reached() => {}
+            _ = fetch(&a, what, &owner, PATIENCE) => panic!("the claim was to be held"),
+        }
         // Now it is locked by nobody, and `b` sees that it is locked.
         assert_eq!(fetch(&b, what, &other, NOW).await.unwrap(), None, "{what:?}: not claimed yet");
         gate.open();

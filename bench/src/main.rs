@@ -1,2 +1,191 @@
-//! skeleton
-fn main() {}
+//! Requests, request units and speed of duroxide-cosmos beside its peer, duroxide-cdb, on a local account over HTTP.
+//!
+//! Every workload runs with each provider on an account of its own; the account counts what comes over the wire.
+#![forbid(unsafe_code)]
+
+mod backlog;
+mod chart;
+mod goals;
+mod history;
+mod measure;
+mod orchestrations;
+mod processes;
+mod ru;
+mod run;
+mod scene;
+mod table;
+mod workloads;
+
+use std::io;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+use tracing_subscriber::EnvFilter;
+
+use crate::measure::{name, Outcome};
+use crate::scene::{Setting, Which};
+use crate::workloads::{Plan, Workload};
+
+/// Compares duroxide-cosmos with duroxide-cdb on a local Cosmos DB account
+#[derive(Parser)]
+#[command(version)]
+struct Options {
+    /// Milliseconds that every request takes on top
+    #[arg(long, default_value_t = 2)]
+    latency_ms: u64,
+    /// Physical partitions of the container
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    partitions: u32,
+    /// Only this workload; can be given several times
+    #[arg(long = "workload", value_name = "NAME", value_parser = slugs())]
+    workloads: Vec<String>,
+    /// Which provider to run
+    #[arg(long, default_value = "both")]
+    provider: Providers,
+    /// A fifth of the rounds
+    #[arg(long)]
+    quick: bool,
+    /// Write the figures to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Draw a chart into this file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// The second process of a workload that has two
+    #[command(hide = true)]
+    Worker { provider: Which, endpoint: String },
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Providers {
+    /// duroxide-cosmos
+    Ours,
+    /// duroxide-cdb
+    Peer,
+    /// Both in turn
+    Both,
+}
+
+impl Providers {
+    fn list(self) -> &'static [Which] {
+        match self {
+            Self::Ours => &[Which::Ours],
+            Self::Peer => &[Which::Peer],
+            Self::Both => &[Which::Ours, Which::Peer],
+        }
+    }
+}
+
+fn slugs() -> Vec<&'static str> {
+    workloads::all(false).iter().map(|workload| workload.slug).collect()
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let filter = EnvFilter::builder().with_default_directive(tracing::Level::ERROR.into()).from_env_lossy();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
+    let options = Options::parse();
+    match &options.command {
+        Some(Command::Worker { provider, endpoint }) => processes::serve(*provider, endpoint).await,
+        None => compare(&options).await,
+    }
+}
+
+async fn compare(options: &Options) -> Result<()> {
+    let setting = Setting { latency_ms: options.latency_ms, partitions: options.partitions };
+    let mut workloads = workloads::all(options.quick);
+    if !options.workloads.is_empty() {
+        workloads.retain(|workload| options.workloads.iter().any(|slug| slug == workload.slug));
+    }
+    let begun = Instant::now();
+    let mut outcomes = run_all(&workloads, options.provider.list(), setting).await;
+    compare_backlogs(&mut outcomes);
+    print_all(&outcomes, setting, begun.elapsed());
+    if let Some(path) = &options.json {
+        let report = json!({ "setting": setting, "quick": options.quick, "outcomes": outcomes });
+        let text = serde_json::to_string_pretty(&report)?;
+        std::fs::write(path, text + "\n").with_context(|| format!("{} can't be written", path.display()))?;
+    }
+    if let Some(path) = &options.svg {
+        let drawing = chart::draw(&outcomes, setting);
+        std::fs::write(path, drawing).with_context(|| format!("{} can't be written", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Runs the workloads; what fails is an outcome with a note.
+async fn run_all(workloads: &[Workload], providers: &[Which], setting: Setting) -> Vec<Outcome> {
+    let bar = progress(workloads.len() * providers.len());
+    let mut outcomes = Vec::new();
+    for workload in workloads {
+        // Two idle runtimes don't disturb each other, and waiting for one after the other is dull.
+        if let (Plan::Idle { .. }, [first, second]) = (&workload.plan, providers) {
+            bar.set_message(workload.name);
+            let (first, second) =
+                tokio::join!(attempt(workload, *first, setting), attempt(workload, *second, setting));
+            outcomes.extend([first, second]);
+            bar.inc(2);
+            continue;
+        }
+        for which in providers {
+            bar.set_message(format!("{}, {}", workload.name, which.package()));
+            outcomes.push(attempt(workload, *which, setting).await);
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    outcomes
+}
+
+async fn attempt(workload: &Workload, which: Which, setting: Setting) -> Outcome {
+    let outcome = run::run(workload, which, setting).await;
+    outcome.unwrap_or_else(|error| Outcome::none(workload.name, which, format!("failed: {error:#}")))
+}
+
+fn progress(steps: usize) -> ProgressBar {
+    let bar = ProgressBar::new(steps as u64);
+    let style = ProgressStyle::with_template("{spinner} {bar:30} {pos}/{len} {elapsed} {msg}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.enable_steady_tick(Duration::from_millis(120));
+    bar
+}
+
+/// Adds each backlog's rate by that of 20.
+fn compare_backlogs(outcomes: &mut [Outcome]) {
+    for which in [Which::Ours, Which::Peer] {
+        let of_twenty = |outcome: &&Outcome| outcome.workload == "Backlog of 20" && outcome.provider == which;
+        let Some(base) = outcomes.iter().find(of_twenty).and_then(|outcome| outcome.get(name::RATE)) else { continue };
+        let large = ["Backlog of 100", "Backlog of 400", "Backlog of 2,000"];
+        let backlogs = outcomes.iter_mut().filter(|o| o.provider == which && large.contains(&o.workload.as_str()));
+        for outcome in backlogs {
+            if let Some(rate) = outcome.get(name::RATE) {
+                outcome.higher(name::RATE_RATIO, rate / base);
+            }
+        }
+    }
+}
+
+fn print_all(outcomes: &[Outcome], setting: Setting, elapsed: Duration) {
+    println!("{}", table::render(outcomes));
+    println!("ours: {}; peer: {}", Which::Ours.package(), Which::Peer.package());
+    println!(
+        "An account in memory, over HTTP on loopback: {} ms a request, {} physical partition(s). \
+         4 orchestration and 4 activity dispatchers, duroxide's defaults otherwise.",
+        setting.latency_ms, setting.partitions
+    );
+    println!(
+        "Each: of one orchestration, one after the other; busy: with 8 under way. RU by the service's cost shape \
+         (bench/src/ru.rs). {} s in all.",
+        elapsed.as_secs()
+    );
+}

@@ -109,7 +109,7 @@ impl Opened {
     }
 
     /// Ends the provider's background work.
-    async fn close(self) {
+    pub async fn close(self) {
         match self {
             Self::Ours(provider) => provider.shutdown().await,
             // The peer's reconciler ends only with its container; the account is about to go anyway.
@@ -178,11 +178,16 @@ impl Scene {
         Reading { stats: self.account.stats(), units: self.meter.units() }
     }
 
-    /// Stops everything.
-    pub async fn close(self) {
-        if let Some(runtime) = self.runtime {
+    /// Stops the runtime; the account and the provider stay.
+    pub async fn stop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
             runtime.shutdown(Some(500)).await;
         }
+    }
+
+    /// Stops everything.
+    pub async fn close(mut self) {
+        self.stop().await;
         self.provider.close().await;
         self.served.shutdown().await;
     }

@@ -8,7 +8,11 @@ use std::time::Duration;
 /// What the worker can run, each with its input and what it does.
 pub const ORCHESTRATIONS: &[(&str, &str, &str)] = &[
     ("Greeting", "a name", "calls one activity"),
-    ("Order", "a text", "waits an hour at most for the event `approval`, then ships; shows its progress as custom status"),
+    (
+        "Order",
+        "a text",
+        "waits an hour at most for the event `approval`, then ships; shows its progress as custom status",
+    ),
     ("Batch", "a number", "runs so many activities of a second each, side by side"),
     ("Family", "a number", "starts so many child orchestrations"),
     ("Countdown", "a number", "continues as new until it is zero: one execution for each number"),
@@ -69,7 +73,8 @@ async fn batch(ctx: OrchestrationContext, size: String) -> Result<String, String
 
 async fn family(ctx: OrchestrationContext, size: String) -> Result<String, String> {
     let size = number(&size)?;
-    let children = (1..=size).map(|child| ctx.schedule_sub_orchestration("Greeting", format!("child {child}"))).collect();
+    let children =
+        (1..=size).map(|child| ctx.schedule_sub_orchestration("Greeting", format!("child {child}"))).collect();
     let greetings = ctx.join(children).await.into_iter().collect::<Result<Vec<_>, _>>()?;
     Ok(greetings.join(" "))
 }

@@ -5,16 +5,23 @@
 //! 2. The coordinator's mark is *decided*: one write. From here on the whole set does not exist for anybody who looks.
 //! 3. The partitions are emptied, the coordinator's last; then its document goes.
 //!
+//! A plan is decided where its coordinator's document says so, and nowhere else. The coordinator's mark is the first that is
+//! put on and, where a plan is given up, the first that is taken off; its document is the last that goes. So a mark whose
+//! coordinator knows nothing of the plan is that of a plan which was given up.
+//!
 //! Crash points: before the decision, whoever meets a mark undoes it once the plan is old enough; after it, whoever meets a
 //! mark finishes the deletion. Marked documents carry `due`, so that a poll meets them.
 
 use super::inspect;
 use crate::{
     engine::Engine,
-    model::{Deleting, DocumentId, InstanceDocument, Millis, Partition},
-    store::{batch::MAX_OPERATIONS, queries, BatchOutcome, Deadline, Operation, StoreError, Versioned, WriteOutcome},
+    model::{kind, Deleting, DocumentId, InstanceDocument, Millis, Partition},
+    store::{
+        batch::MAX_OPERATIONS, queries, BatchOutcome, Deadline, Operation, Refusal, StoreError, Versioned, WriteOutcome,
+    },
     turn::{instance_id, release::read_latest, staging},
 };
+use azure_core::http::Etag;
 use duroxide::providers::{DeleteInstanceResult, ProviderError};
 use serde::Deserialize;
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
@@ -22,7 +29,10 @@ use tracing::{debug, info};
 
 const OPERATION: &str = "delete_instances_atomic";
 /// How long a plan that is not decided has before others undo it.
-const UNDO_AFTER: Millis = 30_000;
+pub(crate) const UNDO_AFTER: Millis = 30_000;
+/// How long it has before another deletion of the same instance undoes it, and how often that one looks.
+const GIVE_WAY_AFTER: Millis = 3_000;
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// A deletion may be large.
 const TIME: Duration = Duration::from_secs(120);
 
@@ -36,19 +46,14 @@ pub(crate) async fn delete_all(
     let mut unique: Vec<String> = Vec::new();
     let mut seen = BTreeSet::new();
     unique.extend(ids.iter().filter(|id| seen.insert(id.as_str())).cloned());
-    let Some(coordinator) = unique.first().cloned() else { return Ok(DeleteInstanceResult::default()) };
     let plan = Engine::new_token();
     let before = engine.sequencer.next();
     let mut marked: Vec<String> = Vec::new();
     for id in &unique {
-        let members = if *id == coordinator { unique.clone() } else { Vec::new() };
-        let mark = Deleting {
-            plan: plan.clone(),
-            coordinator: coordinator.clone(),
-            members,
-            decided: false,
-            before: before.clone(),
-        };
+        // The first that is there decides.
+        let coordinator = marked.first().unwrap_or(id).clone();
+        let members = if marked.is_empty() { unique.clone() } else { Vec::new() };
+        let mark = Deleting { plan: plan.clone(), coordinator, members, decided: false, before: before.clone() };
         match mark_one(engine, id, mark, force, deadline).await {
             Ok(true) => marked.push(id.clone()),
             Ok(false) => {}
@@ -62,14 +67,10 @@ pub(crate) async fn delete_all(
         undo(engine, &marked, &plan, deadline).await;
         return Err(error);
     }
-    if marked.is_empty() {
-        return Ok(DeleteInstanceResult::default());
-    }
+    let Some(coordinator) = marked.first() else { return Ok(DeleteInstanceResult::default()) };
     let failed = |e: StoreError| e.into_provider_error(OPERATION);
-    // The coordinator may have been the one that is not there; then another decides.
-    let coordinator = marked.first().cloned().unwrap_or(coordinator);
-    decide(engine, &coordinator, &plan, &marked, deadline).await.map_err(failed)?;
-    finish(engine, &coordinator, &marked, &plan, deadline).await.map_err(failed)
+    decide(engine, coordinator, &plan, &marked, deadline).await.map_err(failed)?;
+    finish(engine, coordinator, &marked, &plan, deadline).await.map_err(failed)
 }
 
 /// Marks one instance; `false` where it is not there.
@@ -91,7 +92,9 @@ async fn mark_one(
             return Ok(true);
         }
         if document.deleting.is_some() {
-            recover(engine, &document, deadline).await.map_err(failed)?;
+            if !recover(engine, &document, GIVE_WAY_AFTER, deadline).await.map_err(failed)? {
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
             continue;
         }
         if document.rolling.is_some() {
@@ -149,7 +152,7 @@ async fn decide(
     Err(StoreError::Unavailable { detail: "another deletion of the same instance came first".to_owned() })
 }
 
-/// Changes, or with no change removes, the mark of a plan; `false` where it is not there.
+/// Changes, or with no change removes, the mark of a plan; `false` where it is not there. What is decided is not removed.
 async fn rewrite(
     engine: &Arc<Engine>,
     id: &str,
@@ -168,6 +171,7 @@ async fn rewrite(
                 document.deleting = Some(mark);
                 document.due = Some(engine.now() + staging::TAKEOVER_AFTER);
             }
+            None if mark.decided => return Ok(false),
             None => document.due = None,
         }
         let written = engine.store.replace(&partition, &instance_id(), &document, Some(&etag), deadline).await?;
@@ -190,21 +194,34 @@ async fn undo(engine: &Arc<Engine>, marked: &[String], plan: &str, deadline: Dea
     }
 }
 
-/// Whether the plan behind a mark is decided.
-pub(crate) async fn is_decided(engine: &Arc<Engine>, mark: &Deleting, deadline: Deadline) -> Result<bool, StoreError> {
+/// Whether the plan behind the mark of `partition` is decided.
+pub(crate) async fn is_decided(
+    engine: &Arc<Engine>,
+    partition: &Partition,
+    mark: &Deleting,
+    deadline: Deadline,
+) -> Result<bool, StoreError> {
     if mark.decided {
         return Ok(true);
     }
-    let Ok(partition) = Partition::instance(&mark.coordinator) else { return Ok(false) };
+    if let Some(theirs) = coordinators_mark(engine, mark, deadline).await? {
+        return Ok(theirs.decided);
+    }
+    // The plan was given up, or it was finished since the mark was read: then the mark is gone too.
+    let found = read_latest(engine, partition, deadline).await?;
+    let still = found.and_then(|found| found.document.deleting).is_some_and(|ours| ours.plan == mark.plan);
+    Ok(!still)
+}
+
+/// What the coordinator's document says of the plan.
+async fn coordinators_mark(
+    engine: &Arc<Engine>,
+    mark: &Deleting,
+    deadline: Deadline,
+) -> Result<Option<Deleting>, StoreError> {
+    let Ok(partition) = Partition::instance(&mark.coordinator) else { return Ok(None) };
     let found = read_latest(engine, &partition, deadline).await?;
-    // The coordinator goes last: where it is gone, the plan was decided.
-    Ok(match found {
-        None => true,
-        Some(found) => match found.document.deleting {
-            Some(theirs) if theirs.plan == mark.plan => theirs.decided,
-            _ => true,
-        },
-    })
+    Ok(found.and_then(|found| found.document.deleting).filter(|theirs| theirs.plan == mark.plan))
 }
 
 /// Whether an instance that carries a mark is gone for good.
@@ -214,39 +231,39 @@ pub(crate) async fn is_deleted(
     deadline: Deadline,
 ) -> Result<bool, StoreError> {
     match &document.deleting {
-        Some(mark) => is_decided(engine, mark, deadline).await,
+        Some(mark) => is_decided(engine, &document.instance_id, mark, deadline).await,
         None => Ok(false),
     }
 }
 
-/// Finishes a deletion that was decided, or undoes one that was not and is old.
+/// Finishes a deletion that was decided, or undoes one that was not and is `old`; whether there was anything to do.
 pub(crate) async fn recover(
     engine: &Arc<Engine>,
     document: &InstanceDocument,
+    old: Millis,
     deadline: Deadline,
-) -> Result<(), StoreError> {
-    let Some(mark) = &document.deleting else { return Ok(()) };
-    let Ok(coordinator) = Partition::instance(&mark.coordinator) else { return Ok(()) };
-    let found = read_latest(engine, &coordinator, deadline).await?;
-    let theirs = found.and_then(|found| found.document.deleting).filter(|theirs| theirs.plan == mark.plan);
-    match theirs {
+) -> Result<bool, StoreError> {
+    let Some(mark) = &document.deleting else { return Ok(false) };
+    let Some(id) = document.instance_id.instance_id() else { return Ok(false) };
+    match coordinators_mark(engine, mark, deadline).await? {
         Some(theirs) if theirs.decided => {
             finish(engine, &mark.coordinator, &theirs.members, &mark.plan, deadline).await?;
         }
-        Some(theirs) if document.due.is_some_and(|due| due <= engine.now()) => {
+        Some(theirs) => {
+            // `due` is when anybody may undo it.
+            if document.due.is_some_and(|due| due + old > engine.now() + UNDO_AFTER) {
+                return Ok(false);
+            }
             // The process that planned it has died. The coordinator's mark goes first, so that nobody can decide any more.
-            rewrite(engine, &mark.coordinator, &mark.plan, None, deadline).await?;
-            undo(engine, &theirs.members, &mark.plan, deadline).await;
+            if rewrite(engine, &mark.coordinator, &mark.plan, None, deadline).await? {
+                undo(engine, &theirs.members, &mark.plan, deadline).await;
+            }
         }
-        Some(_) => {}
-        None if mark.coordinator == document.instance_id.instance_id().unwrap_or_default() => {}
         None => {
-            let Some(id) = document.instance_id.instance_id() else { return Ok(()) };
-            // The coordinator is gone, so the plan was decided and this instance is what is left of it.
-            erase(engine, id, &mark.plan, deadline).await?;
+            rewrite(engine, id, &mark.plan, None, deadline).await?;
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Empties the partitions of a decided plan, the coordinator's last.
@@ -283,34 +300,58 @@ async fn erase(
     plan: &str,
     deadline: Deadline,
 ) -> Result<DeleteInstanceResult, StoreError> {
-    let Ok(partition) = Partition::instance(id) else { return Ok(DeleteInstanceResult::default()) };
-    let Some(Versioned { document, etag }) = read_latest(engine, &partition, deadline).await? else {
-        return Ok(DeleteInstanceResult::default());
-    };
-    let Some(mark) = document.deleting.as_ref().filter(|mark| mark.plan == plan) else {
-        return Ok(DeleteInstanceResult::default());
-    };
-    super::metrics::forget(engine, &document, deadline).await?;
-    let rows: Vec<Row> = engine.store.query_partition(&partition, queries::CONTENTS.statement(), deadline).await?;
-    let messages = rows.iter().filter(|row| matches!(row.kind.as_str(), "message" | "work")).count();
+    let mut result = DeleteInstanceResult::default();
+    let Ok(partition) = Partition::instance(id) else { return Ok(result) };
+    loop {
+        let found = read_latest(engine, &partition, deadline).await?;
+        let Some(found) = found.filter(|f| f.document.deleting.as_ref().is_some_and(|mark| mark.plan == plan)) else {
+            return Ok(result);
+        };
+        engine.cache.forget(&partition);
+        if found.document.sealed.is_some() {
+            super::metrics::forget(engine, &partition, deadline).await?;
+            continue;
+        }
+        let Some(etag) = empty(engine, &found, &mut result, deadline).await? else { continue };
+        let deleted = engine.store.delete(&partition, &instance_id(), Some(&etag), deadline).await?;
+        if let WriteOutcome::Refused(Refusal::Stale) = deleted {
+            continue;
+        }
+        // Messages that came after the decision belong to a new instance of the same name.
+        engine.dispatch.turn_returned(&partition, engine.now());
+        result.instances_deleted = u64::from(found.document.exists());
+        result.executions_deleted = found.document.totals.executions;
+        result.events_deleted = found.document.totals.events;
+        return Ok(result);
+    }
+}
+
+/// Deletes everything but the instance's document, which fences it: a new instance of the same name loses nothing. The
+/// document's ETag after that, or nothing where it or another document has changed meanwhile.
+async fn empty(
+    engine: &Arc<Engine>,
+    found: &Versioned<InstanceDocument>,
+    result: &mut DeleteInstanceResult,
+    deadline: Deadline,
+) -> Result<Option<Etag>, StoreError> {
+    let (partition, mut etag) = (&found.document.instance_id, found.etag.clone());
+    let before = found.document.deleting.as_ref().map(|mark| mark.before.as_str());
+    let mut rows: Vec<Row> = engine.store.query_partition(partition, queries::CONTENTS.statement(), deadline).await?;
     // What was put into the queue after the decision is for a new instance of the same name.
-    let doomed: Vec<DocumentId> = rows
-        .into_iter()
-        .filter(|row| row.kind != "instance" && row.seq.as_ref().is_none_or(|seq| *seq < mark.before))
-        .map(|row| row.id)
-        .collect();
-    remove(engine, &partition, &doomed, deadline).await?;
-    engine.cache.forget(&partition);
-    engine.store.delete(&partition, &instance_id(), Some(&etag), deadline).await?;
-    debug!(instance_id = id, documents = doomed.len(), "deleted");
-    // Messages that came after the decision belong to a new instance of the same name.
-    engine.dispatch.turn_returned(&partition, engine.now());
-    Ok(DeleteInstanceResult {
-        instances_deleted: u64::from(document.exists()),
-        executions_deleted: document.totals.executions,
-        events_deleted: document.totals.events,
-        queue_messages_deleted: messages as u64,
-    })
+    rows.retain(|row| row.kind != kind::INSTANCE && row.seq.as_deref().is_none_or(|seq| Some(seq) < before));
+    for chunk in rows.chunks(MAX_OPERATIONS - 1) {
+        let mut operations = vec![Operation::replace(instance_id(), &found.document, Some(&etag))?];
+        operations.extend(chunk.iter().map(|row| Operation::delete(row.id.clone(), None)));
+        let BatchOutcome::Committed(committed) = engine.store.batch(partition, &operations, deadline).await? else {
+            return Ok(None);
+        };
+        let Some(fence) = committed.etag(0) else { return Ok(None) };
+        etag = fence.clone();
+        let queued = chunk.iter().filter(|row| matches!(row.kind.as_str(), kind::MESSAGE | kind::WORK));
+        result.queue_messages_deleted += queued.count() as u64;
+    }
+    debug!(%partition, documents = rows.len(), "emptied");
+    Ok(Some(etag))
 }
 
 /// Deletes documents in batches. One that is gone already is no reason to stop.
@@ -338,6 +379,9 @@ pub(crate) async fn delete_tree(
     id: &str,
     force: bool,
 ) -> Result<DeleteInstanceResult, ProviderError> {
+    if let Some(finished) = resume(engine, id).await.map_err(|e| e.into_provider_error("delete_instance"))? {
+        return Ok(finished);
+    }
     let found = inspect::existing(engine, id, "delete_instance").await?;
     if found.document.parent.is_some() {
         return Err(ProviderError::permanent(
@@ -347,6 +391,21 @@ pub(crate) async fn delete_tree(
     }
     let tree = inspect::tree(engine, id).await.map_err(|e| e.into_provider_error("delete_instance"))?;
     delete_all(engine, &tree, force).await
+}
+
+/// Finishes a deletion of this instance that was decided and left half-way: what was left of it.
+async fn resume(engine: &Arc<Engine>, id: &str) -> Result<Option<DeleteInstanceResult>, StoreError> {
+    let deadline = Deadline::after(TIME);
+    let Ok(partition) = Partition::instance(id) else { return Ok(None) };
+    let found = read_latest(engine, &partition, deadline).await?;
+    let Some(mark) = found.and_then(|found| found.document.deleting) else { return Ok(None) };
+    match coordinators_mark(engine, &mark, deadline).await? {
+        Some(theirs) if theirs.decided => {
+            let result = finish(engine, &mark.coordinator, &theirs.members, &mark.plan, deadline).await?;
+            Ok(Some(result))
+        }
+        _ => Ok(None),
+    }
 }
 
 /// Deletes the finished root instances that a filter takes, each with its tree.

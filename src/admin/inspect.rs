@@ -27,7 +27,7 @@ pub(crate) async fn instances(
     let mut visible = Vec::with_capacity(rows.len());
     for row in rows {
         let deleted = match &row.deleting {
-            Some(mark) => delete::is_decided(engine, mark, deadline).await?,
+            Some(mark) => delete::is_decided(engine, &row.instance_id, mark, deadline).await?,
             None => false,
         };
         if !deleted && row.status.is_some() {

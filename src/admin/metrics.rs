@@ -3,27 +3,31 @@
 //! An instance's document has `tally` while the counters don't hold its figures. The metrics are the counters plus the
 //! figures of the open instances. Finished ones are *sealed*: their figures move into the counters, exactly once:
 //!
-//! 1. the counters note which instances are being sealed, with their figures;
-//! 2. each instance's document loses `tally` and notes what the counters hold of it;
-//! 3. the counters add the figures of those that are sealed, and the note goes.
+//! 1. the counters note which instances take a step, from what they hold of each to what they will;
+//! 2. each instance's document takes its step: it loses `tally` and notes what the counters hold of it;
+//! 3. the counters add the figures of those that took it, and the note goes.
 //!
-//! Whoever finds a note in the counters finishes it first, so a crash at any point is mended by the next round. An instance
-//! that changes again is open again, and contributes the difference to what the counters hold of it.
+//! An instance that is erased takes the step back to nothing in the same way. Whoever finds a note in the counters finishes
+//! it first, so a crash at any point is mended by the next round. An instance that changes again is open again, contributes
+//! the difference to what the counters hold of it, and is sealed again.
 
 use super::delete;
 use crate::{
     engine::Engine,
-    model::{status, CountersDocument, Deleting, InstanceDocument, Partition, Sealed, Totals},
+    model::{status, CountersDocument, Deleting, InstanceDocument, Partition, Sealed, Sealing, Totals},
     store::{queries, Deadline, Freshness, StoreError, Versioned, WriteOutcome},
     turn::{instance_id, release::read_latest},
 };
 use duroxide::providers::{QueueDepths, SystemMetrics};
+use futures::{stream, StreamExt, TryStreamExt};
 use serde::Deserialize;
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 use tracing::debug;
 
 /// Sealed in one round.
 const ROUND: usize = 50;
+/// Documents that are sealed at once.
+const CONCURRENCY: usize = 16;
 
 #[derive(Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -49,14 +53,19 @@ impl OpenRow {
 /// The system's figures: exact while at most 1,000 instances are open, a lower bound of what runs beyond that.
 pub(crate) async fn system(engine: &Arc<Engine>) -> Result<SystemMetrics, StoreError> {
     let deadline = engine.deadline();
+    // Sealing is housekeeping: it must not keep a caller from its answer.
+    let time_to_seal = Deadline::after(engine.config.operation_timeout() / 2);
     loop {
         let counters = read_counters(engine, deadline).await?.map_or_else(CountersDocument::new, |c| c.document);
         let open = open_instances(engine, deadline).await?;
-        let finished = open.iter().filter(|row| row.status.as_deref().is_some_and(status::is_terminal)).count();
         let metrics = sum(engine, &counters, &open, deadline).await?;
+        let finished = steps(&open);
         // Few finished ones are left for the next time; many would make every call dear.
-        if finished < ROUND || !seal(engine, &open, deadline).await? {
+        if finished.len() < ROUND || time_to_seal.passed() {
             return Ok(metrics);
+        }
+        for round in finished.chunks(ROUND) {
+            seal(engine, round, deadline).await?;
         }
     }
 }
@@ -78,10 +87,11 @@ async fn sum(
 ) -> Result<SystemMetrics, StoreError> {
     let mut total = counters.clone();
     let mut running = 0i64;
-    for (id, sealed) in &counters.sealing {
-        // Where it is not open any more, it is sealed but not added yet.
-        if !open.iter().any(|row| row.instance_id.as_str() == id) {
-            total.count(sealed, 1);
+    for (id, step) in &counters.sealing {
+        // Where its document is not open any more, or shows it, the step is taken and not counted yet.
+        let row = open.iter().find(|row| row.instance_id.as_str() == id);
+        if row.is_none_or(|row| row.sealed == step.now) {
+            total.count_step(step);
         }
     }
     for row in open {
@@ -89,7 +99,7 @@ async fn sum(
             total.count(sealed, -1);
         }
         let deleted = match &row.deleting {
-            Some(mark) => delete::is_decided(engine, mark, deadline).await?,
+            Some(mark) => delete::is_decided(engine, &row.instance_id, mark, deadline).await?,
             None => false,
         };
         if let Some(figures) = row.figures().filter(|_| !deleted) {
@@ -108,24 +118,26 @@ async fn sum(
     })
 }
 
-/// Moves the figures of finished instances into the counters; `false` where there was nothing to move.
-async fn seal(engine: &Arc<Engine>, open: &[OpenRow], deadline: Deadline) -> Result<bool, StoreError> {
-    let finished: BTreeMap<String, Sealed> = open
-        .iter()
-        .filter(|row| row.deleting.is_none() && row.sealed.is_none())
-        .filter_map(|row| Some((row.instance_id.as_str().to_owned(), row.figures()?)))
-        .filter(|(_, figures)| status::is_terminal(&figures.status))
-        .take(ROUND)
-        .collect();
-    if finished.is_empty() {
-        return Ok(false);
-    }
+/// The steps of the finished instances.
+fn steps(open: &[OpenRow]) -> Vec<(String, Sealing)> {
+    open.iter()
+        .filter(|row| row.deleting.is_none())
+        .filter_map(|row| {
+            let now = row.figures().filter(|figures| status::is_terminal(&figures.status))?;
+            let step = Sealing { was: row.sealed.clone(), now: Some(now) };
+            Some((row.instance_id.as_str().to_owned(), step))
+        })
+        .collect()
+}
+
+/// Moves the figures of finished instances into the counters.
+async fn seal(engine: &Arc<Engine>, round: &[(String, Sealing)], deadline: Deadline) -> Result<(), StoreError> {
     let mut current = settle(engine, deadline).await?;
-    current.document.sealing = finished;
+    current.document.sealing = round.iter().cloned().collect();
     if write_counters(engine, &current, deadline).await? {
         settle(engine, deadline).await?;
     }
-    Ok(true)
+    Ok(())
 }
 
 /// Finishes what the counters note as being sealed, and returns them without a note.
@@ -141,34 +153,36 @@ async fn settle(engine: &Arc<Engine>, deadline: Deadline) -> Result<Versioned<Co
         }
         let sealing = std::mem::take(&mut counters.document.sealing);
         debug!(instances = sealing.len(), "sealing finished instances");
-        for (id, figures) in &sealing {
-            if seal_one(engine, id, figures, deadline).await? {
-                counters.document.count(figures, 1);
-            }
+        let taken: Vec<Option<Sealing>> = stream::iter(sealing)
+            .map(|(id, step)| async move { Ok(take_step(engine, &id, &step, deadline).await?.then_some(step)) })
+            .buffer_unordered(CONCURRENCY)
+            .try_collect()
+            .await?;
+        for step in taken.iter().flatten() {
+            counters.document.count_step(step);
         }
         write_counters(engine, &counters, deadline).await?;
     }
 }
 
-/// Seals one instance with these figures; whether it is sealed with them afterwards.
-async fn seal_one(engine: &Engine, id: &str, figures: &Sealed, deadline: Deadline) -> Result<bool, StoreError> {
+/// Takes the step of one instance's document; whether it is taken afterwards. It is not where the instance has changed.
+async fn take_step(engine: &Engine, id: &str, step: &Sealing, deadline: Deadline) -> Result<bool, StoreError> {
     // The note holds the partition's own value.
     let Ok(partition) = serde_json::from_value::<Partition>(serde_json::Value::String(id.to_owned())) else {
         return Ok(false);
     };
     loop {
         let Some(Versioned { mut document, etag }) = read_latest(engine, &partition, deadline).await? else {
-            return Ok(false);
+            // Erased: only a document that has taken the step to nothing is.
+            return Ok(step.now.is_none());
         };
-        if document.sealed.as_ref() == Some(figures) {
-            return Ok(true);
+        if !step_is_open(&document, step) {
+            return Ok(step.now.is_none() || document.sealed == step.now);
         }
-        let same = document.totals == figures.totals && document.status.as_ref() == Some(&figures.status);
-        if !same || document.sealed.is_some() || document.deleting.is_some() {
-            return Ok(false);
+        document.sealed.clone_from(&step.now);
+        if step.now.is_some() {
+            document.tally = None;
         }
-        document.sealed = Some(figures.clone());
-        document.tally = None;
         let written = engine.store.replace(&partition, &instance_id(), &document, Some(&etag), deadline).await?;
         engine.cache.forget(&partition);
         if let WriteOutcome::Done(_) = written {
@@ -177,62 +191,24 @@ async fn seal_one(engine: &Engine, id: &str, figures: &Sealed, deadline: Deadlin
     }
 }
 
-/// Takes an instance that is being erased out of the counters. Called before its document goes; a crash in between may count
-/// it out twice only where the document's deletion failed, which the marker in the document prevents.
-pub(crate) async fn forget(
-    engine: &Arc<Engine>,
-    document: &InstanceDocument,
-    deadline: Deadline,
-) -> Result<(), StoreError> {
-    if document.sealed.is_none() {
-        return Ok(());
-    }
+/// Whether a document can take the step and has not yet.
+fn step_is_open(document: &InstanceDocument, step: &Sealing) -> bool {
+    let Some(now) = &step.now else { return document.sealed == step.was };
+    let same = document.totals == now.totals && document.status.as_ref() == Some(&now.status);
+    let before = document.sealed == step.was && document.tally.is_some();
+    same && before && document.deleting.is_none()
+}
+
+/// Takes an instance that is being erased out of the counters. Afterwards its document notes nothing of them.
+pub(crate) async fn forget(engine: &Arc<Engine>, partition: &Partition, deadline: Deadline) -> Result<(), StoreError> {
     loop {
         let mut counters = settle(engine, deadline).await?;
-        let Some(sealed) = take_seal(engine, document, deadline).await? else { return Ok(()) };
-        counters.document.count(&sealed, -1);
-        if write_counters(engine, &counters, deadline).await? {
-            return Ok(());
-        }
-        restore_seal(engine, document, &sealed, deadline).await?;
-    }
-}
-
-/// Removes the note of what the counters hold from an instance's document; what it was.
-async fn take_seal(
-    engine: &Engine,
-    document: &InstanceDocument,
-    deadline: Deadline,
-) -> Result<Option<Sealed>, StoreError> {
-    let partition = &document.instance_id;
-    loop {
-        let Some(Versioned { mut document, etag }) = read_latest(engine, partition, deadline).await? else {
-            return Ok(None);
-        };
-        let Some(sealed) = document.sealed.take() else { return Ok(None) };
-        let written = engine.store.replace(partition, &instance_id(), &document, Some(&etag), deadline).await?;
-        if let WriteOutcome::Done(_) = written {
-            return Ok(Some(sealed));
-        }
-    }
-}
-
-async fn restore_seal(
-    engine: &Engine,
-    document: &InstanceDocument,
-    sealed: &Sealed,
-    deadline: Deadline,
-) -> Result<(), StoreError> {
-    let partition = &document.instance_id;
-    loop {
-        let Some(Versioned { mut document, etag }) = read_latest(engine, partition, deadline).await? else {
-            return Ok(());
-        };
-        document.sealed = Some(sealed.clone());
-        let written = engine.store.replace(partition, &instance_id(), &document, Some(&etag), deadline).await?;
-        if let WriteOutcome::Done(_) = written {
-            return Ok(());
-        }
+        let found = read_latest(engine, partition, deadline).await?;
+        let Some(was) = found.and_then(|found| found.document.sealed) else { return Ok(()) };
+        let step = Sealing { was: Some(was), now: None };
+        counters.document.sealing.insert(partition.as_str().to_owned(), step);
+        // Written or not, by us or another: what is noted is settled before the next look.
+        write_counters(engine, &counters, deadline).await?;
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The write that puts the executions' numbers into the instance's document decides: from then on they are not there for
 //! anybody who looks. Their documents are erased after it, and the numbers taken out at last. A crash in between leaves them
-//! for the next call, or for the poll that meets the document's `due`.
+//! for the next call.
 
 use super::{delete, inspect};
 use crate::{
@@ -34,11 +34,9 @@ pub(crate) async fn prune(
     if doomed.is_empty() {
         return Ok(result);
     }
-    let executions: Vec<u64> = doomed.iter().map(|e| e.execution).collect();
-    let events: u64 = doomed.iter().map(|e| e.events.len()).sum();
-    decide(engine, &partition, &executions, events, deadline).await.map_err(failed)?;
-    result.executions_deleted = executions.len() as u64;
-    result.events_deleted = events;
+    decide(engine, &partition, &doomed, deadline).await.map_err(failed)?;
+    result.executions_deleted = doomed.len() as u64;
+    result.events_deleted = doomed.iter().map(|e| e.events.len()).sum();
     finish(engine, &partition, deadline).await.map_err(failed)?;
     Ok(result)
 }
@@ -63,15 +61,16 @@ fn select(
 async fn decide(
     engine: &Engine,
     partition: &Partition,
-    executions: &[u64],
-    events: u64,
+    doomed: &[inspect::PastExecution],
     deadline: Deadline,
 ) -> Result<(), StoreError> {
     let change = |document: &mut InstanceDocument| {
-        let fresh = executions.iter().filter(|e| !document.pruning.contains(e)).copied().collect::<Vec<_>>();
-        document.totals.executions = document.totals.executions.saturating_sub(fresh.len() as u64);
-        document.totals.events = document.totals.events.saturating_sub(events);
-        document.pruning.extend(fresh);
+        // Those that are there already were put in by an attempt whose answer was lost.
+        for pruned in doomed.iter().filter(|e| !document.pruning.contains(&e.execution)).collect::<Vec<_>>() {
+            document.totals.executions = document.totals.executions.saturating_sub(1);
+            document.totals.events = document.totals.events.saturating_sub(pruned.events.len());
+            document.pruning.push(pruned.execution);
+        }
         document.tally = Some("open".to_owned());
     };
     rewrite(engine, partition, change, deadline).await

@@ -1,32 +1,37 @@
 //! Waiting for work: hints first, then the service, then time.
 
-use super::{parcel::Parcel, poll::Pace, queue::Queue, slots::LeaseProvider, Offer, OrchestrationHint, WorkHint};
+use super::{
+    parcel::Parcel,
+    poll::{self, Pace},
+    queue::Queue,
+    slots::LeaseProvider,
+    Dispatch, OrchestrationHint, WorkHint,
+};
 use crate::{
     engine::Engine,
-    model::{kind, Millis, Partition, WorkDocument},
-    store::{queries, Deadline, StoreError},
+    model::{Millis, Partition},
+    store::{Deadline, StoreError},
     turn::{claim as turn_claim, release},
-    work::claim as work_claim,
+    work::{claim as work_claim, session},
 };
 use duroxide::providers::{
     DispatcherCapabilityFilter, OrchestrationItem, ProviderError, SessionFetchConfig, TagFilter, WorkItem,
 };
-use serde::Deserialize;
 use std::{hash::Hash, sync::Arc, time::Duration};
 use tokio::time::Instant;
-use tracing::{debug, warn};
+use tracing::warn;
 
 /// A claim takes no longer: then the hint can be tried by another waiter.
 const CLAIM_TIME: Millis = 10_000;
 /// After a failed attempt, and between polls that fail.
 const RETRY_AFTER: Millis = 200;
+/// A caller that does not wait is kept no longer by claims that are under way.
+const SETTLE_TIME: Duration = Duration::from_secs(1);
 /// Messages that wait for a start are looked at less and less often.
 const WAIT_FOR_START: Millis = 500;
 const MAX_WAIT_FOR_START: Millis = 30_000;
-/// Rows of a page, as the queries say.
-const PAGE: usize = 100;
-/// At most so many known keys are sent with a poll.
-const MAX_SKIP: usize = 500;
+/// A turn that another process holds is looked at again then: it may have ended long before its lock does.
+const LOOK_AGAIN: Millis = 1_000;
 
 type Turn = (OrchestrationItem, String, u32);
 type Work = (WorkItem, String, u32);
@@ -53,6 +58,7 @@ pub(crate) async fn next_turn(
         let taken = take_hint(engine, &dispatch.turns, |hint| lease.has(hint.slot) && fits(hint))
             .or_else(|| take_hint(engine, &dispatch.turns, &fits));
         if let Some((partition, hint, seq)) = taken {
+            poll_if_overdue(engine);
             match try_turn(engine, &hint, lock_timeout, filter).await {
                 Ok(turn_claim::Claimed::Turn(turn)) => {
                     let until = engine.clock.after(lock_timeout);
@@ -68,10 +74,10 @@ pub(crate) async fn next_turn(
             }
             continue;
         }
-        match wait.next(&dispatch.turn_pace, dispatch.turns.next_due(), engine.now()) {
+        match wait.next(dispatch, dispatch.turns.next_due(), engine.now()) {
             Next::GiveUp => return Ok(None),
             Next::Poll(mut pace) => {
-                if let Err(error) = poll_turns(engine, &mut pace).await {
+                if let Err(error) = poll::poll(engine, &mut pace).await {
                     wait.trouble(error, OPERATION)?;
                 }
             }
@@ -84,6 +90,21 @@ pub(crate) async fn next_turn(
             }
         }
     }
+}
+
+/// Under load nobody waits, and so nobody would poll: what others enqueue is asked for all the same, now and then.
+fn poll_if_overdue(engine: &Arc<Engine>) {
+    let overdue = engine.dispatch.pace.try_lock().is_ok_and(|pace| pace.overdue() <= Instant::now());
+    if !overdue {
+        return;
+    }
+    let engine_too = engine.clone();
+    engine.spawn(async move {
+        let Ok(mut pace) = engine_too.dispatch.pace.try_lock() else { return };
+        if let Err(error) = poll::poll(&engine_too, &mut pace).await {
+            warn!(%error, "a poll failed");
+        }
+    });
 }
 
 fn take_hint<K: Clone + Eq + Hash + Ord, H>(
@@ -104,10 +125,12 @@ async fn try_turn(
 ) -> Result<turn_claim::Claimed, StoreError> {
     let (sender, receiver) = tokio::sync::oneshot::channel();
     let (engine_too, hint, filter) = (engine.clone(), hint.clone(), filter.cloned());
+    let begun = engine.dispatch.under_way.begin();
     engine.spawn(async move {
         let deadline = Deadline::after(engine_too.config.operation_timeout());
         let outcome = turn_claim::claim(&engine_too, &hint, lock_timeout, filter.as_ref(), deadline).await;
         let parcel = Parcel::new(outcome, move |outcome| {
+            let _begun = begun;
             if let Ok(turn_claim::Claimed::Turn(turn)) = outcome {
                 release::give_back_later(&engine_too, &hint.partition, turn.1);
             } else {
@@ -131,7 +154,7 @@ fn settle_turn(
     let now = engine.now();
     let turns = &engine.dispatch.turns;
     let due = match outcome {
-        turn_claim::Claimed::Locked(until) => until,
+        turn_claim::Claimed::Locked(until) => until.min(now + LOOK_AGAIN),
         turn_claim::Claimed::Incompatible(pinned) => {
             hint.pinned = Some(pinned);
             now
@@ -146,46 +169,6 @@ fn settle_turn(
         }
     };
     turns.put_back(partition, hint, seq, due, now, OrchestrationHint::merge);
-}
-
-/// A row of a poll for messages.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct DueRow {
-    instance_id: Partition,
-    #[serde(rename = "type")]
-    kind: String,
-    due: Millis,
-    #[serde(default)]
-    seq: String,
-    #[serde(default)]
-    starts: bool,
-}
-
-async fn poll_turns(engine: &Arc<Engine>, pace: &mut Pace) -> Result<(), StoreError> {
-    let now = engine.now();
-    let known = engine.dispatch.turns.known(usize::MAX, now);
-    let skip: &[Partition] = if pace.full { &known[..known.len().min(MAX_SKIP)] } else { &[] };
-    let statement = queries::DUE_MESSAGES.statement().bind("@now", now).bind("@skip", skip);
-    let asked = engine.store.query_container::<DueRow>(statement, engine.deadline()).await;
-    let rows = match asked {
-        Ok(rows) => rows,
-        Err(error) => {
-            pace.failed();
-            return Err(error);
-        }
-    };
-    let known: std::collections::HashSet<Partition> = known.into_iter().collect();
-    let news = rows.iter().filter(|row| !known.contains(&row.instance_id)).count();
-    pace.polled(news, rows.len() >= PAGE);
-    debug!(rows = rows.len(), news, "polled for messages");
-    for row in rows {
-        // A half-finished instance has no message, perhaps; the claim looks after it.
-        let seq = if row.kind == kind::INSTANCE { String::new() } else { row.seq };
-        let hint = OrchestrationHint::new(row.instance_id, row.starts);
-        engine.dispatch.offer_turn(hint, seq, row.due, false);
-    }
-    Ok(())
 }
 
 /// The next activity, or nothing within `poll_timeout`.
@@ -213,8 +196,9 @@ pub(crate) async fn next_work(
         let taken = take_hint(engine, &dispatch.work, |hint| lease.has(hint.slot) && fits(hint))
             .or_else(|| take_hint(engine, &dispatch.work, &fits));
         if let Some((key, hint, seq)) = taken {
+            poll_if_overdue(engine);
             match try_work(engine, &hint, lock_timeout, session).await {
-                Ok(work_claim::Claimed::Work(work)) => {
+                Ok(work_claim::Claimed::Work(work, _)) => {
                     dispatch.work.set_free(&key, engine.now());
                     return Ok(Some(*work));
                 }
@@ -232,10 +216,10 @@ pub(crate) async fn next_work(
             }
             continue;
         }
-        match wait.next(&dispatch.work_pace, dispatch.work.next_due(), engine.now()) {
+        match wait.next(dispatch, dispatch.work.next_due(), engine.now()) {
             Next::GiveUp => return Ok(None),
             Next::Poll(mut pace) => {
-                if let Err(error) = poll_work(engine, &mut pace).await {
+                if let Err(error) = poll::poll(engine, &mut pace).await {
                     wait.trouble(error, OPERATION)?;
                 }
             }
@@ -264,45 +248,24 @@ async fn try_work(
 ) -> Result<work_claim::Claimed, StoreError> {
     let (sender, receiver) = tokio::sync::oneshot::channel();
     let (engine_too, hint, session) = (engine.clone(), hint.clone(), session.cloned());
+    let begun = engine.dispatch.under_way.begin();
     engine.spawn(async move {
         let deadline = Deadline::after(engine_too.config.operation_timeout());
         let outcome = work_claim::claim(&engine_too, &hint, lock_timeout, session.as_ref(), deadline).await;
         let parcel = Parcel::new(outcome, move |outcome| {
+            let _begun = begun;
             engine_too.dispatch.work.set_free(&hint.document.seq, engine_too.now());
-            if let Ok(work_claim::Claimed::Work(work)) = outcome {
+            if let Ok(work_claim::Claimed::Work(work, hold)) = outcome {
                 work_claim::give_back_later(&engine_too, hint.document, work.1);
+                if let Some(hold) = hold {
+                    session::give_back_later(&engine_too, hold);
+                }
             }
         });
         drop(sender.send(parcel));
     });
     let parcel = receiver.await.ok().and_then(Parcel::open);
     parcel.unwrap_or_else(|| Err(StoreError::Unavailable { detail: "the claim was interrupted".to_owned() }))
-}
-
-async fn poll_work(engine: &Arc<Engine>, pace: &mut Pace) -> Result<(), StoreError> {
-    let now = engine.now();
-    let known = engine.dispatch.work.known(usize::MAX, now);
-    let skip: &[String] = if pace.full { &known[..known.len().min(MAX_SKIP)] } else { &[] };
-    let statement = queries::DUE_WORK.statement().bind("@now", now).bind("@skip", skip);
-    let asked = engine.store.query_container::<WorkDocument>(statement, engine.deadline()).await;
-    let rows = match asked {
-        Ok(rows) => rows,
-        Err(error) => {
-            pace.failed();
-            return Err(error);
-        }
-    };
-    let known: std::collections::HashSet<String> = known.into_iter().collect();
-    let news = rows.iter().filter(|row| !known.contains(&row.seq)).count();
-    pace.polled(news, rows.len() >= PAGE);
-    debug!(rows = rows.len(), news, "polled for activities");
-    for row in rows {
-        let (key, seq, due) = (row.seq.clone(), row.seq.clone(), row.due);
-        let offer = Offer { key, hint: WorkHint::new(row), seq, due, urgent: false };
-        // What an attempt has seen of the session is still the best that is known.
-        engine.dispatch.work.offer(offer, now, |old, new| old.document = new.document);
-    }
-    Ok(())
 }
 
 /// How long a caller waits, and what for.
@@ -326,7 +289,8 @@ impl Wait {
     }
 
     /// What to do when nothing is ready.
-    fn next<'a>(&mut self, pace: &'a tokio::sync::Mutex<Pace>, next_due: Option<Millis>, now: Millis) -> Next<'a> {
+    fn next<'a>(&mut self, dispatch: &'a Dispatch, next_due: Option<Millis>, now: Millis) -> Next<'a> {
+        let pace = &dispatch.pace;
         if self.must_ask {
             match pace.try_lock() {
                 Ok(pace) => {
@@ -338,6 +302,9 @@ impl Wait {
             }
         }
         let instant = Instant::now();
+        if !self.patient && dispatch.under_way.any() && instant < self.until + SETTLE_TIME {
+            return Next::Sleep(instant + Duration::from_millis(2));
+        }
         if instant >= self.until {
             return Next::GiveUp;
         }

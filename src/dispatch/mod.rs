@@ -8,20 +8,24 @@ mod fetch;
 mod parcel;
 mod poll;
 mod queue;
+mod recent;
 pub(crate) mod slots;
+mod under_way;
 
 pub(crate) use fetch::{next_turn, next_work};
 
 use crate::{
     config::CosmosDBProviderConfig,
     engine::Engine,
-    model::{kind, MessageDocument, Millis, Partition, WorkDocument},
+    model::{kind, DocumentId, MessageDocument, Millis, Partition, WorkDocument},
     store::{Committed, Operation},
 };
 use poll::Pace;
 use queue::{Offer, Queue};
+use recent::Recent;
 use serde_json::Value;
 use slots::{InMemoryLeases, Slot};
+use under_way::UnderWay;
 
 /// An instance that may have a turn to run.
 #[derive(Clone, Debug)]
@@ -34,12 +38,30 @@ pub(crate) struct OrchestrationHint {
     /// How often an attempt found messages but no start.
     pub(crate) waits: u32,
     pub(crate) slot: Slot,
+    /// Messages that this process has put into the queue itself: a turn on them need not ask for any.
+    pub(crate) messages: Vec<MessageDocument>,
+    /// There may be messages that this process doesn't know: the turn asks for them.
+    pub(crate) ask: bool,
 }
+
+/// More messages than that, or larger ones, are asked for rather than kept.
+const MAX_KEPT_MESSAGES: usize = 64;
+const MAX_KEPT_BYTES: usize = 64 * 1024;
 
 impl OrchestrationHint {
     fn new(partition: Partition, starts: bool) -> Self {
         let slot = Slot::of(&partition);
-        Self { partition, starts, pinned: None, waits: 0, slot }
+        Self { partition, starts, pinned: None, waits: 0, slot, messages: Vec::new(), ask: true }
+    }
+
+    /// A message that this process has put into the queue.
+    fn of_message(message: MessageDocument) -> Self {
+        let mut hint = Self::new(message.instance_id.clone(), message.starts);
+        hint.ask = message.item.len() > MAX_KEPT_BYTES;
+        if !hint.ask {
+            hint.messages.push(message);
+        }
+        hint
     }
 
     /// News about the same instance.
@@ -47,6 +69,12 @@ impl OrchestrationHint {
         self.starts |= news.starts;
         self.pinned = news.pinned.or_else(|| self.pinned.take());
         self.waits = self.waits.min(news.waits);
+        self.ask |= news.ask;
+        self.messages.extend(news.messages);
+        if self.messages.len() > MAX_KEPT_MESSAGES {
+            self.messages.clear();
+            self.ask = true;
+        }
     }
 }
 
@@ -80,8 +108,11 @@ impl WorkHint {
 pub(crate) struct Dispatch {
     turns: Queue<Partition, OrchestrationHint>,
     work: Queue<String, WorkHint>,
-    turn_pace: tokio::sync::Mutex<Pace>,
-    work_pace: tokio::sync::Mutex<Pace>,
+    /// Whoever holds it polls for everybody.
+    pace: tokio::sync::Mutex<Pace>,
+    /// Messages that turns of this process have, or had a moment ago.
+    recent: Recent,
+    under_way: UnderWay,
     turn_leases: InMemoryLeases,
     work_leases: InMemoryLeases,
     clock: crate::model::Clock,
@@ -89,12 +120,12 @@ pub(crate) struct Dispatch {
 
 impl Dispatch {
     pub(crate) fn new(config: &CosmosDBProviderConfig) -> Self {
-        let pace = || Pace::new(config.poll_interval_min(), config.poll_interval_max()).into();
         Self {
             turns: Queue::new(),
             work: Queue::new(),
-            turn_pace: pace(),
-            work_pace: pace(),
+            pace: Pace::new(config.poll_interval_min(), config.poll_interval_max()).into(),
+            recent: Recent::default(),
+            under_way: UnderWay::default(),
             turn_leases: InMemoryLeases::new(config.orch_concurrency() as usize),
             work_leases: InMemoryLeases::new(config.worker_concurrency() as usize),
             clock: crate::model::Clock::system(),
@@ -102,9 +133,9 @@ impl Dispatch {
     }
 
     /// A message is in the queue, or will be visible at its time.
-    pub(crate) fn offer_message(&self, message: &MessageDocument) {
-        let hint = OrchestrationHint::new(message.instance_id.clone(), message.starts);
-        self.offer_turn(hint, message.seq.clone(), message.due, true);
+    pub(crate) fn offer_message(&self, message: MessageDocument) {
+        let (seq, due) = (message.seq.clone(), message.due);
+        self.offer_turn(OrchestrationHint::of_message(message), seq, due, true);
     }
 
     fn offer_turn(&self, hint: OrchestrationHint, seq: String, due: Millis, urgent: bool) {
@@ -122,6 +153,30 @@ impl Dispatch {
     /// A turn of this process has ended: what came for its instance in the meantime can be tried.
     pub(crate) fn turn_ended(&self, partition: &Partition) {
         self.turns.set_free(partition, self.clock.now());
+    }
+
+    /// A turn of this process has consumed these messages.
+    pub(crate) fn consumed<'a>(&self, partition: &Partition, ids: impl Iterator<Item = &'a DocumentId>) {
+        self.recent.consumed(partition, ids);
+    }
+
+    /// A turn of this process has taken these messages, and holds them until then.
+    pub(crate) fn taken<'a>(&self, partition: &Partition, ids: impl Iterator<Item = &'a DocumentId>, until: Millis) {
+        self.recent.taken(partition, ids, until);
+    }
+
+    /// Whether a turn of this process has consumed a message a moment ago.
+    pub(crate) fn was_consumed(&self, partition: &Partition, id: &DocumentId) -> bool {
+        self.recent.is_consumed(partition, id)
+    }
+
+    /// A turn of this process was given back with these messages, each of which can be tried again at its time.
+    pub(crate) fn messages_returned(&self, partition: &Partition, messages: Vec<MessageDocument>) {
+        self.recent.returned(partition, messages.iter().map(|message| &message.id));
+        self.turns.set_free(partition, self.clock.now());
+        for message in messages {
+            self.offer_message(message);
+        }
     }
 
     /// A turn of this process was given back: its messages can be tried again at `due`.
@@ -157,7 +212,7 @@ impl Dispatch {
                 }
                 Some(kind::MESSAGE) => {
                     let Ok(message) = serde_json::from_value::<MessageDocument>(document.clone()) else { continue };
-                    self.offer_message(&message);
+                    self.offer_message(message);
                 }
                 _ => {}
             }

@@ -34,7 +34,7 @@ struct Inner<K, H> {
 struct Entry<H> {
     hint: H,
     seq: String,
-    /// When it can be tried.
+    /// When it becomes visible.
     due: Millis,
     /// An attempt said to come back then; only news of another kind makes it earlier.
     not_before: Millis,
@@ -82,23 +82,23 @@ impl<K: Clone + Eq + Hash + Ord, H> Queue<K, H> {
         self.lock().take(now, busy_until, fits)
     }
 
-    /// Puts a hint back after an attempt that did not succeed, to be tried again at `due`.
+    /// Puts a hint back after an attempt that did not succeed, to be tried again at `not_before`, or earlier when the key
+    /// becomes free.
     pub(super) fn put_back(
         &self,
         key: K,
         hint: H,
         seq: String,
-        due: Millis,
+        not_before: Millis,
         now: Millis,
         merge: impl FnOnce(&mut H, H),
     ) {
         {
             let mut inner = self.lock();
             inner.busy.remove(&key);
-            inner.offer(Offer { key: key.clone(), hint, seq, due, urgent: false }, now, merge);
+            inner.offer(Offer { key: key.clone(), hint, seq, due: 0, urgent: false }, now, merge);
             if let Some(mut entry) = inner.remove(&key) {
-                entry.not_before = due;
-                entry.due = entry.due.max(due);
+                entry.not_before = not_before;
                 inner.insert(key, entry, now);
             }
         }
@@ -117,7 +117,11 @@ impl<K: Clone + Eq + Hash + Ord, H> Queue<K, H> {
         {
             let mut inner = self.lock();
             inner.busy.remove(key);
-            inner.refile(key, now);
+            // What an attempt said about coming back was about this process's own hold on it.
+            if let Some(mut entry) = inner.remove(key) {
+                entry.not_before = 0;
+                inner.insert(key.clone(), entry, now);
+            }
         }
         self.changed.notify_waiters();
     }
@@ -141,6 +145,16 @@ impl<K: Clone + Eq + Hash + Ord, H> Queue<K, H> {
         inner.busy.keys().chain(inner.entries.keys()).take(limit).cloned().collect()
     }
 
+    /// Whether a key is busy.
+    pub(super) fn is_busy(&self, key: &K, now: Millis) -> bool {
+        self.lock().busy.get(key).is_some_and(|until| *until > now)
+    }
+
+    /// The hint for a key, if it is in the queue.
+    pub(super) fn peek<R>(&self, key: &K, look: impl FnOnce(&H) -> R) -> Option<R> {
+        self.lock().entries.get(key).map(|entry| look(&entry.hint))
+    }
+
     /// How many hints there are.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
@@ -159,7 +173,7 @@ impl<K: Clone + Eq + Hash + Ord, H> Inner<K, H> {
                 if urgent {
                     entry.not_before = 0;
                 }
-                entry.due = entry.due.min(due).max(entry.not_before);
+                entry.due = entry.due.min(due);
                 entry
             }
         };
@@ -168,7 +182,7 @@ impl<K: Clone + Eq + Hash + Ord, H> Inner<K, H> {
 
     fn insert(&mut self, key: K, entry: Entry<H>, now: Millis) {
         let busy_until = self.busy.get(&key).copied().unwrap_or(0);
-        let from = entry.due.max(busy_until);
+        let from = entry.due.max(entry.not_before).max(busy_until);
         if from <= now {
             self.ready.insert((entry.seq.clone(), key.clone()));
         } else {

@@ -137,6 +137,17 @@ pub(crate) struct Sealed {
     pub(crate) totals: Totals,
 }
 
+/// A step of what the counters hold of an instance.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Sealing {
+    /// What they hold before it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) was: Option<Sealed>,
+    /// What they hold after it; none where the instance is erased.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) now: Option<Sealed>,
+}
+
 /// The mark of an instance that is being deleted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -239,8 +250,6 @@ pub(crate) struct MessageDocument {
     pub(crate) delivered: bool,
     /// The work item as JSON.
     pub(crate) item: String,
-    #[serde(rename = "_etag", default, skip_serializing)]
-    pub(crate) etag: Option<Etag>,
 }
 
 impl MessageDocument {
@@ -264,7 +273,6 @@ impl MessageDocument {
             starts: item::starts(work_item),
             delivered: false,
             item: serde_json::to_string(work_item)?,
-            etag: None,
         })
     }
 }
@@ -334,6 +342,11 @@ impl WorkDocument {
     /// The id of an activity that a turn scheduled: known without asking, so that it can be cancelled.
     pub(crate) fn scheduled_id(execution: u64, activity: u64) -> DocumentId {
         DocumentId::new("w", &[&execution.to_string(), &activity.to_string()])
+    }
+
+    /// Whether a document of this id is an activity.
+    pub(crate) fn is_work_id(id: &DocumentId) -> bool {
+        id.as_str().starts_with("w:")
     }
 
     /// The id of the payload of the activity `id`.
@@ -574,8 +587,6 @@ pub(crate) struct IntentDocument {
     /// Why it can't be delivered, once that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) poisoned: Option<String>,
-    #[serde(rename = "_etag", default, skip_serializing)]
-    pub(crate) etag: Option<Etag>,
 }
 
 impl IntentDocument {
@@ -599,7 +610,6 @@ impl IntentDocument {
             document,
             attempts: 0,
             poisoned: None,
-            etag: None,
         }
     }
 }
@@ -679,9 +689,9 @@ pub(crate) struct CountersDocument {
     pub(crate) other: i64,
     pub(crate) executions: i64,
     pub(crate) events: i64,
-    /// Instances that are being counted right now.
+    /// Instances that are being counted in, or out, right now.
     #[serde(default)]
-    pub(crate) sealing: std::collections::BTreeMap<String, Sealed>,
+    pub(crate) sealing: std::collections::BTreeMap<String, Sealing>,
 }
 
 impl CountersDocument {
@@ -704,6 +714,16 @@ impl CountersDocument {
             executions: 0,
             events: 0,
             sealing: Default::default(),
+        }
+    }
+
+    /// Counts a step that an instance's document has taken.
+    pub(crate) fn count_step(&mut self, step: &Sealing) {
+        if let Some(now) = &step.now {
+            self.count(now, 1);
+        }
+        if let Some(was) = &step.was {
+            self.count(was, -1);
         }
     }
 

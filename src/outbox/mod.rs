@@ -22,22 +22,33 @@ use tracing::{debug, error, warn};
 
 /// Deliveries that are under way at once.
 const CONCURRENCY: usize = 16;
+/// How long a commit waits for its deliveries.
+const PATIENCE: Duration = Duration::from_millis(500);
 /// A process that knows of nothing undelivered looks after others' crashes less often than its interval says.
 const IDLE_FACTOR: u32 = 15;
 
-/// Delivers intents in the background, right after the commit that wrote them.
-pub(crate) fn deliver_soon(engine: &Arc<Engine>, intents: Vec<IntentDocument>) {
+/// Delivers intents right after the commit that wrote them. The caller waits for a moment only: what takes longer goes on
+/// in the background, and what fails is taken over by the reconciler.
+pub(crate) async fn deliver_soon(engine: &Arc<Engine>, intents: Vec<IntentDocument>) {
     if intents.is_empty() {
         return;
     }
     let engine_too = engine.clone();
+    let (sender, delivered) = tokio::sync::oneshot::channel();
     engine.spawn(async move {
-        deliver_all(&engine_too, intents, engine_too.deadline()).await;
+        let deadline = engine_too.deadline();
+        let arrived = deliver_all(&engine_too, intents, deadline).await;
+        if sender.send(()).is_err() {
+            debug!("nobody waits for these deliveries any more");
+        }
+        forget(&engine_too, arrived, deadline).await;
     });
+    // An error means that the task is gone, and there is nothing to wait for.
+    drop(tokio::time::timeout(PATIENCE, delivered).await);
 }
 
-/// Delivers each intent, several at once; those of one source that arrived are deleted together.
-async fn deliver_all(engine: &Arc<Engine>, intents: Vec<IntentDocument>, deadline: Deadline) -> usize {
+/// Delivers each intent, several at once; returns those that have arrived.
+async fn deliver_all(engine: &Arc<Engine>, intents: Vec<IntentDocument>, deadline: Deadline) -> Vec<IntentDocument> {
     let outcomes: Vec<(IntentDocument, Result<(), StoreError>)> = stream::iter(intents)
         .map(|intent| async move {
             let outcome = deliver(engine, &intent, deadline).await;
@@ -47,19 +58,17 @@ async fn deliver_all(engine: &Arc<Engine>, intents: Vec<IntentDocument>, deadlin
         .collect()
         .await;
     let mut delivered: Vec<IntentDocument> = Vec::new();
-    let mut left = 0;
     for (intent, outcome) in outcomes {
         match outcome {
             Ok(()) => delivered.push(intent),
-            Err(error) if error.is_passing() => {
-                left += 1;
+            // Neither an outage nor a missing role says anything about the message.
+            Err(error) if !(error.is_unstorable() || matches!(error, StoreError::Malformed { .. })) => {
                 warn!(id = %intent.id, target = %intent.target, %error, "a message is delivered later");
             }
             Err(error) => poison(engine, intent, &error, deadline).await,
         }
     }
-    forget(engine, delivered, deadline).await;
-    left
+    delivered
 }
 
 /// Creates the message in its target. One that is there, or whose marker is, was delivered before.
@@ -72,7 +81,7 @@ async fn deliver(engine: &Engine, intent: &IntentDocument, deadline: Deadline) -
         WriteOutcome::Done(_) => {
             let message: MessageDocument =
                 serde_json::from_value(intent.document.clone()).map_err(|e| unreadable(e.to_string()))?;
-            engine.dispatch.offer_message(&message);
+            engine.dispatch.offer_message(message);
             Ok(())
         }
         WriteOutcome::Refused(Refusal::Exists) => {
@@ -129,18 +138,6 @@ async fn poison(engine: &Engine, mut intent: IntentDocument, error: &StoreError,
     }
 }
 
-/// Delivers the intents of one instance now, so that none is left when it is looked at as a whole.
-pub(crate) async fn deliver_pending(
-    engine: &Arc<Engine>,
-    partition: &crate::model::Partition,
-    deadline: Deadline,
-) -> Result<(), StoreError> {
-    let statement = queries::INTENTS.statement();
-    let intents: Vec<IntentDocument> = engine.store.query_partition(partition, statement, deadline).await?;
-    deliver_all(engine, intents.into_iter().filter(|i| i.poisoned.is_none()).collect(), deadline).await;
-    Ok(())
-}
-
 /// One round of the reconciler: takes over what the process that committed it has not delivered. How many were found.
 pub(crate) async fn reconcile(engine: &Arc<Engine>) -> Result<usize, StoreError> {
     let deadline = engine.deadline();
@@ -149,7 +146,8 @@ pub(crate) async fn reconcile(engine: &Arc<Engine>) -> Result<usize, StoreError>
     let found = intents.len();
     if found > 0 {
         debug!(intents = found, "taking over undelivered messages");
-        deliver_all(engine, intents, deadline).await;
+        let arrived = deliver_all(engine, intents, deadline).await;
+        forget(engine, arrived, deadline).await;
     }
     Ok(found)
 }

@@ -15,11 +15,6 @@ impl Deadline {
         Self(Instant::now() + duration)
     }
 
-    /// The earlier of the two.
-    pub(crate) fn min(self, other: Self) -> Self {
-        Self(self.0.min(other.0))
-    }
-
     /// What is left, zero when the moment has passed.
     pub(crate) fn remaining(self) -> Duration {
         self.0.saturating_duration_since(Instant::now())

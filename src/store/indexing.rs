@@ -19,6 +19,7 @@ pub(crate) const INDEXED_PATHS: &[&str] = &[
 ];
 
 /// Composite indexes, for an `ORDER BY` of several paths. None is needed so far.
+#[cfg(test)]
 pub(crate) const COMPOSITE_INDEXES: &[&[&str]] = &[];
 
 /// The policy of a container that the provider creates.

@@ -89,19 +89,26 @@ pub(crate) const CONTENTS: QueryText = QueryText {
     text: "SELECT c.id, c.type, c.seq, c.execution, ARRAY_LENGTH(c.events) AS events FROM c",
 };
 
-/// Messages and half-finished instances that somebody must look at, oldest first. Index: `due`, `type`, `instanceId`.
+/// Everything that somebody must look at, oldest first: messages, activities, half-finished instances. Index: `due`, `type`.
+pub(crate) const DUE: QueryText = QueryText {
+    name: "due",
+    text: "SELECT TOP 100 c.id, c.instanceId, c.type, c.due, c.seq, c.starts, c.tag, c.sessionId FROM c \
+           WHERE c.due <= @now AND c.type IN ('message', 'work', 'instance') ORDER BY c.due",
+};
+
+/// Messages and half-finished instances but those that are known. Index: `due`, `type`, `instanceId`.
 pub(crate) const DUE_MESSAGES: QueryText = QueryText {
     name: "due_messages",
-    text: "SELECT TOP 100 c.instanceId, c.type, c.due, c.seq, c.starts FROM c \
+    text: "SELECT TOP 100 c.id, c.instanceId, c.type, c.due, c.seq, c.starts FROM c \
            WHERE c.due <= @now AND c.type IN ('message', 'instance') \
            AND NOT ARRAY_CONTAINS(@skip, c.instanceId) ORDER BY c.due",
 };
 
-/// Activities that can be taken, oldest first. Index: `due`, `type`, `instanceId`.
+/// Activities but those that are known. Index: `due`, `type`, `seq`.
 pub(crate) const DUE_WORK: QueryText = QueryText {
     name: "due_work",
-    text: "SELECT TOP 100 * FROM c WHERE c.due <= @now AND c.type = 'work' \
-           AND NOT ARRAY_CONTAINS(@skip, c.seq) ORDER BY c.due",
+    text: "SELECT TOP 100 c.id, c.instanceId, c.type, c.due, c.seq, c.tag, c.sessionId FROM c \
+           WHERE c.due <= @now AND c.type = 'work' AND NOT ARRAY_CONTAINS(@skip, c.seq) ORDER BY c.due",
 };
 
 /// Intents that the process which committed them has not delivered, oldest first. Index: `due`, `type`.
@@ -109,9 +116,6 @@ pub(crate) const DUE_INTENTS: QueryText = QueryText {
     name: "due_intents",
     text: "SELECT TOP 100 * FROM c WHERE c.due <= @now AND c.type = 'intent' ORDER BY c.due",
 };
-
-/// The intents of one instance. Index: `type`.
-pub(crate) const INTENTS: QueryText = QueryText { name: "intents", text: "SELECT * FROM c WHERE c.type = 'intent'" };
 
 /// Sessions of some owners. Index: `type`, `owner`, `lockedUntil`.
 pub(crate) const SESSIONS_OF: QueryText = QueryText {
@@ -188,10 +192,10 @@ pub(crate) const ALL: &[QueryText] = &[
     VALUES,
     EXECUTIONS,
     CONTENTS,
+    DUE,
     DUE_MESSAGES,
     DUE_WORK,
     DUE_INTENTS,
-    INTENTS,
     SESSIONS_OF,
     EXPIRED_SESSIONS,
     WORK_OF_SESSION,

@@ -5,7 +5,7 @@
 
 use super::{
     cache::{Contents, Known},
-    instance_id, load, release, staging, Phase, Taken, TurnHandle, TurnState,
+    instance_id, load, release, staging, Phase, TurnHandle, TurnState,
 };
 use crate::{
     admin::delete,
@@ -48,6 +48,9 @@ pub(crate) async fn claim(
     deadline: Deadline,
 ) -> Result<Claimed, StoreError> {
     let partition = &hint.partition;
+    if !hint.ask && hint.messages.iter().all(|m| engine.dispatch.was_consumed(partition, &m.id)) {
+        return Ok(Claimed::Nothing);
+    }
     let mut known = engine.cache.get(partition);
     if known.is_none() && !hint.starts {
         known = look(engine, partition, deadline).await?;
@@ -62,7 +65,7 @@ pub(crate) async fn claim(
             },
         };
         match attempt {
-            Attempt::Ours(ours) => return open(engine, partition, *ours, lock_timeout, deadline).await,
+            Attempt::Ours(ours) => return open(engine, hint, *ours, lock_timeout, deadline).await,
             Attempt::Look => {
                 engine.cache.forget(partition);
                 known = look(engine, partition, deadline).await?;
@@ -107,9 +110,9 @@ async fn unclaimable(
     }
     if document.deleting.is_some() {
         // A deletion that was left half-way is finished, or undone where it was never decided.
-        delete::recover(engine, document, deadline).await?;
+        let recovered = delete::recover(engine, document, delete::UNDO_AFTER, deadline).await?;
         engine.cache.forget(&document.instance_id);
-        return Ok(Some(Claimed::Locked(engine.now() + 20)));
+        return Ok(Some(Claimed::Locked(engine.now() + if recovered { 20 } else { 1_000 })));
     }
     if document.rolling.is_some() {
         staging::roll_forward(engine, &document.instance_id, deadline).await?;
@@ -143,7 +146,9 @@ async fn begin(
     document.lock = Some(Lock { token: token.clone(), until: now.saturating_add(millis(lock_timeout)) });
     document.claims.push(now);
     let written = engine.store.create(partition, &instance_id(), &document, deadline).await;
-    settle(engine, partition, token, document, written, None, now, deadline).await
+    // Where there was no document, there is neither history nor a value.
+    let nothing = load::contents(Vec::new(), 0, Some(HashMap::new()));
+    settle(engine, partition, token, document, written, Some(nothing), now, deadline).await
 }
 
 /// Claims an instance whose document is as `known` says.
@@ -203,14 +208,18 @@ async fn settle(
 /// Loads what the claim protects and hands the turn out, or gives it back.
 async fn open(
     engine: &Arc<Engine>,
-    partition: &Partition,
+    hint: &OrchestrationHint,
     ours: Ours,
     lock_timeout: Duration,
     deadline: Deadline,
 ) -> Result<Claimed, StoreError> {
+    let partition = &hint.partition;
     let Ours { token, document, etag, claimed_at, contents } = ours;
     let warm = contents.filter(|contents| contents.kv.is_some());
-    let loaded = load::load(engine, partition, &document, warm, claimed_at, deadline).await;
+    let loaded = match (known_messages(engine, hint, &document, claimed_at), warm) {
+        (Some(messages), Some(contents)) => Ok(load::Loaded { messages, contents: Ok(contents), dead: Vec::new() }),
+        (_, warm) => load::load(engine, partition, &document, warm, claimed_at, deadline).await,
+    };
     let loaded = match loaded {
         Ok(loaded) => loaded,
         Err(error) => {
@@ -231,10 +240,9 @@ async fn open(
     };
     let attempts = attempts(&document, &loaded.messages);
     let max_attempts = attempts.iter().copied().max().unwrap_or(1);
-    let taken = loaded.messages.iter().zip(&attempts).map(|(message, attempts)| Taken {
-        id: message.id.clone(),
-        delivered: message.delivered,
+    let taken = loaded.messages.iter().zip(&attempts).map(|(message, attempts)| MessageDocument {
         attempts: *attempts,
+        ..message.clone()
     });
     let (history, history_error, kv) = match &loaded.contents {
         Ok(contents) => {
@@ -273,9 +281,35 @@ async fn open(
         name,
         version,
     };
+    engine.dispatch.taken(partition, state.taken.iter().map(|taken| &taken.id), state.until);
+    let taken: std::collections::HashSet<_> = state.taken.iter().map(|taken| taken.id.clone()).collect();
     let handle = TurnHandle { token: token.clone(), partition: partition.clone(), state: state.into() };
     engine.turns.insert(token.clone(), Arc::new(handle));
+    // Timers that are not due yet keep their place in the ready queue.
+    for message in hint.messages.iter().filter(|m| !taken.contains(&m.id)) {
+        engine.dispatch.offer_message(message.clone());
+    }
     Ok(Claimed::Turn(Box::new((item, token, max_attempts))))
+}
+
+/// The visible messages, where this process has put them all into the queue itself. Others may have come from elsewhere in
+/// the meantime: they stay in the queue for the next turn.
+fn known_messages(
+    engine: &Engine,
+    hint: &OrchestrationHint,
+    document: &InstanceDocument,
+    now: Millis,
+) -> Option<Vec<MessageDocument>> {
+    // After a claim that was not committed, its messages are in the queue too.
+    if hint.ask || document.claims.len() > 1 {
+        return None;
+    }
+    // A turn of this process may have taken one from the queue while its hint was waiting.
+    let waits = |m: &&MessageDocument| m.due <= now && !engine.dispatch.was_consumed(&hint.partition, &m.id);
+    let mut visible: Vec<MessageDocument> = hint.messages.iter().filter(waits).cloned().collect();
+    visible.sort_by(|a, b| a.seq.cmp(&b.seq));
+    visible.dedup_by(|a, b| a.id == b.id);
+    (!visible.is_empty()).then_some(visible)
 }
 
 fn parse_items(messages: &[MessageDocument]) -> Result<Vec<WorkItem>, String> {

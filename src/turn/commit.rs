@@ -180,11 +180,12 @@ async fn send_document(
     engine.store.batch(&handle.partition, &operations, deadline).await
 }
 
-/// The document that a deletion or a consumption did not find: an activity that a worker finished in the meantime.
+/// An activity that a cancellation did not find: a worker has finished it in the meantime. A message that is not there is
+/// another matter: the turn was run on something that is not in the queue, and must not be committed.
 fn missing(plan: &Plan, rolled_back: &RolledBack) -> Option<String> {
     let operation = plan.operations.get(rolled_back.index.checked_sub(1)?)?;
-    let removes = matches!(operation, Operation::Delete { .. } | Operation::Replace { .. });
-    (rolled_back.status == 404 && removes).then(|| operation.document_id().to_owned())
+    let cancels = matches!(operation, Operation::Delete { id, .. } if WorkDocument::is_work_id(id));
+    (rolled_back.status == 404 && cancels).then(|| operation.document_id().to_owned())
 }
 
 fn odd(handle: &TurnHandle, plan: &Plan, rolled_back: &RolledBack) -> Trouble {
@@ -259,6 +260,7 @@ async fn finish(
     match outcome {
         Ok(Outcome::Committed(done)) => {
             release::close(engine, handle, state);
+            engine.dispatch.consumed(&handle.partition, state.taken.iter().map(|taken| &taken.id));
             after_commit(engine, handle, state, *done).await;
             Ok(())
         }
@@ -287,6 +289,7 @@ async fn settle_given_up(engine: &Engine, handle: &TurnHandle, state: &mut TurnS
     match verify(engine, handle, state, engine.deadline()).await {
         Ok(Verified::Committed(_)) => {
             release::close(engine, handle, state);
+            engine.dispatch.consumed(&handle.partition, state.taken.iter().map(|taken| &taken.id));
             engine.dispatch.turn_ended(&handle.partition);
             Ok(())
         }
@@ -307,7 +310,7 @@ async fn after_commit(engine: &Arc<Engine>, handle: &TurnHandle, state: &TurnSta
         remember(engine, handle, state, &plan, etag, &ack_events);
     }
     engine.dispatch.turn_ended(&handle.partition);
-    outbox::deliver_soon(engine, plan.intents);
+    outbox::deliver_soon(engine, plan.intents).await;
     for activity in foreign_cancellations {
         cancel_foreign(engine, &activity).await;
     }

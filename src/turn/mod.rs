@@ -18,7 +18,7 @@ pub(crate) mod read;
 pub(crate) mod release;
 pub(crate) mod staging;
 
-use crate::model::{DocumentId, InstanceDocument, KvDocument, Millis, Partition};
+use crate::model::{DocumentId, InstanceDocument, KvDocument, MessageDocument, Millis, Partition};
 use azure_core::http::Etag;
 use duroxide::Event;
 use std::{collections::HashMap, sync::Arc, time::Duration};
@@ -42,8 +42,8 @@ pub(crate) struct TurnState {
     pub(crate) etag: Etag,
     pub(crate) until: Millis,
     pub(crate) lock_timeout: Duration,
-    /// The messages that this fetch took.
-    pub(crate) taken: Vec<Taken>,
+    /// The messages that this fetch took; their attempts are those with this one.
+    pub(crate) taken: Vec<MessageDocument>,
     pub(crate) kv: HashMap<String, KvDocument>,
     /// The history as loaded, for the cache; none where it could not be read.
     pub(crate) history: Option<Arc<Vec<Event>>>,
@@ -51,15 +51,6 @@ pub(crate) struct TurnState {
     pub(crate) name: String,
     pub(crate) version: String,
     pub(crate) phase: Phase,
-}
-
-/// A message that a fetch took, without its payload.
-#[derive(Clone, Debug)]
-pub(crate) struct Taken {
-    pub(crate) id: DocumentId,
-    pub(crate) delivered: bool,
-    /// Attempts with this one.
-    pub(crate) attempts: u32,
 }
 
 /// How far a turn has come.

@@ -1,6 +1,6 @@
 //! What a turn writes, worked out before anything is sent.
 
-use super::{Taken, TurnState};
+use super::TurnState;
 use crate::{
     engine::Engine,
     model::{
@@ -269,7 +269,7 @@ impl Planner<'_> {
     }
 
     /// What was taken is consumed. A message from another partition leaves a marker, so that a second copy is known.
-    fn consume(&mut self, taken: &[Taken]) -> Result<(), StoreError> {
+    fn consume(&mut self, taken: &[MessageDocument]) -> Result<(), StoreError> {
         for message in taken {
             let id = message.id.clone();
             self.operations.push(if message.delivered {

@@ -3,8 +3,8 @@
 use super::{cache::Known, instance_id, lock_lost, Phase, TurnHandle, TurnState};
 use crate::{
     engine::Engine,
-    model::{InstanceDocument, Lock, MessageDocument, Millis, Partition},
-    store::{BatchOutcome, Deadline, Freshness, Operation, StoreError, Versioned, WriteOutcome},
+    model::{InstanceDocument, Lock, MessageDocument, Partition},
+    store::{batch, BatchOutcome, Deadline, Freshness, Operation, StoreError, Versioned, WriteOutcome},
 };
 use azure_core::http::Etag;
 use duroxide::providers::ProviderError;
@@ -57,11 +57,9 @@ pub(crate) async fn abandon(
         return Err(lock_lost(OPERATION, "the turn has ended"));
     }
     let deadline = engine.deadline();
-    if let Some(delay) = delay.filter(|d| !d.is_zero()) {
-        let due = engine.clock.after(delay);
-        delay_messages(engine, &handle, &state, due, ignore_attempt, deadline)
-            .await
-            .map_err(|e| e.into_provider_error(OPERATION))?;
+    let mut returned = state.taken.clone();
+    for message in &mut returned {
+        message.attempts = message.attempts.saturating_sub(u32::from(ignore_attempt));
     }
     let change = |document: &mut InstanceDocument| {
         document.lock = None;
@@ -69,12 +67,20 @@ pub(crate) async fn abandon(
             document.claims.pop();
         }
     };
-    let outcome = rewrite(engine, &handle, &mut state, change, deadline).await;
+    let outcome = match delay.filter(|d| !d.is_zero()) {
+        None => rewrite(engine, &handle, &mut state, change, deadline).await,
+        Some(delay) => {
+            let due = engine.clock.after(delay);
+            for message in &mut returned {
+                message.due = due;
+            }
+            release_delayed(engine, &handle, &mut state, &returned, change, deadline).await
+        }
+    };
     match outcome {
         Ok(Rewritten::Done) => {
             close(engine, &handle, &mut state);
-            let due = delay.map_or(0, |d| engine.clock.after(d));
-            engine.dispatch.turn_returned(&handle.partition, due);
+            engine.dispatch.messages_returned(&handle.partition, returned);
             Ok(())
         }
         Ok(Rewritten::Lost) => {
@@ -160,31 +166,69 @@ pub(crate) async fn read_latest(
     engine.store.read(partition, &instance_id(), Freshness::LatestCommitted, deadline).await
 }
 
-/// Delays the messages that this fetch took, and no others. A crash in between leaves them delayed and the lock to expire.
-async fn delay_messages(
+/// Releases the lock and delays the messages that this fetch took, and no others. Every batch carries the fence, so that a
+/// former owner delays nothing; the last one takes the lock off. A crash in between leaves the lock to expire.
+async fn release_delayed(
     engine: &Engine,
     handle: &TurnHandle,
-    state: &TurnState,
-    due: Millis,
-    ignore_attempt: bool,
+    state: &mut TurnState,
+    messages: &[MessageDocument],
+    change: impl Fn(&mut InstanceDocument),
     deadline: Deadline,
-) -> Result<(), StoreError> {
-    for taken in &state.taken {
+) -> Result<Rewritten, StoreError> {
+    let mut chunks = chunked(messages)?;
+    while let Some(mut chunk) = chunks.pop() {
         loop {
-            let found = engine
-                .store
-                .read::<MessageDocument>(&handle.partition, &taken.id, Freshness::Session, deadline)
-                .await?;
-            let Some(Versioned { mut document, etag }) = found else { break };
-            document.due = due;
-            document.attempts = taken.attempts.saturating_sub(u32::from(ignore_attempt));
-            let written = engine.store.replace(&handle.partition, &taken.id, &document, Some(&etag), deadline).await?;
-            if matches!(written, WriteOutcome::Done(_)) {
-                break;
+            let mut next = state.document.clone();
+            if chunks.is_empty() {
+                change(&mut next);
+            }
+            let mut operations = vec![Operation::replace(instance_id(), &next, Some(&state.etag))?];
+            operations.extend(chunk.iter().cloned());
+            match engine.store.batch(&handle.partition, &operations, deadline).await? {
+                BatchOutcome::Committed(committed) => {
+                    state.etag = committed.etag(0).cloned().unwrap_or_else(|| state.etag.clone());
+                    state.document = next;
+                    break;
+                }
+                BatchOutcome::RolledBack(back) if back.index > 0 && back.status == 404 => {
+                    chunk.remove(back.index - 1);
+                }
+                BatchOutcome::RolledBack(_) => match read_latest(engine, &handle.partition, deadline).await? {
+                    Some(found) if found.document.held_by(&handle.token) => {
+                        state.document = found.document;
+                        state.etag = found.etag;
+                    }
+                    // Done with its answer lost: nobody has the lock, and the claims are as we left them.
+                    Some(found) if found.document.lock.is_none() && found.document.claims == next.claims => break,
+                    _ => return Ok(Rewritten::Lost),
+                },
             }
         }
     }
-    Ok(())
+    engine.cache.forget(&handle.partition);
+    Ok(Rewritten::Done)
+}
+
+/// Replacements of messages, in parts that fit a batch together with the fence; at least one part.
+fn chunked(messages: &[MessageDocument]) -> Result<Vec<Vec<Operation>>, StoreError> {
+    let mut chunks: Vec<Vec<Operation>> = vec![Vec::new()];
+    let mut bytes = 0;
+    for message in messages {
+        let operation = Operation::replace(message.id.clone(), message, None)?;
+        let size = operation.size();
+        let full = chunks.last().is_none_or(|c| c.len() + 2 > batch::MAX_OPERATIONS)
+            || bytes + size > batch::MAX_BYTES - 8 * 1024;
+        if full {
+            chunks.push(Vec::new());
+            bytes = 0;
+        }
+        bytes += size;
+        if let Some(chunk) = chunks.last_mut() {
+            chunk.push(operation);
+        }
+    }
+    Ok(chunks)
 }
 
 /// Takes a claim back that came to nothing: the lock goes, and the attempt with it.
@@ -248,7 +292,7 @@ pub(crate) async fn drop_messages(
     messages: &[MessageDocument],
     deadline: Deadline,
 ) -> Result<(), StoreError> {
-    for chunk in messages.chunks(crate::store::batch::MAX_OPERATIONS) {
+    for chunk in messages.chunks(batch::MAX_OPERATIONS) {
         let operations: Vec<Operation> = chunk.iter().map(|m| Operation::delete(m.id.clone(), None)).collect();
         if let BatchOutcome::Committed(_) = engine.store.batch(partition, &operations, deadline).await? {
             continue;

@@ -16,8 +16,8 @@ use tracing::{debug, warn};
 
 /// How an attempt at an activity ended.
 pub(crate) enum Claimed {
-    /// It is ours.
-    Work(Box<(WorkItem, String, u32)>),
+    /// It is ours, with the session that was taken for it.
+    Work(Box<(WorkItem, String, u32)>, Option<session::Hold>),
     /// It is somebody else's until then.
     Held(Millis),
     /// Its session is this owner's until then.
@@ -42,10 +42,11 @@ pub(crate) async fn claim(
         _ => None,
     };
     let outcome = take(engine, hint, lock_timeout, deadline).await;
-    if !matches!(outcome, Ok(Claimed::Work(_))) {
-        if let Some(hold) = hold {
-            session::give_back_later(engine, hold);
-        }
+    if let Ok(Claimed::Work(work, _)) = outcome {
+        return Ok(Claimed::Work(work, hold));
+    }
+    if let Some(hold) = hold {
+        session::give_back_later(engine, hold);
     }
     outcome
 }
@@ -167,7 +168,7 @@ async fn open(
     let partition = state.document.instance_id.clone();
     let handle = WorkHandle { token: token.clone(), partition, state: state.into() };
     engine.works.insert(token.clone(), Arc::new(handle));
-    Ok(Claimed::Work(Box::new((work_item, token, attempts))))
+    Ok(Claimed::Work(Box::new((work_item, token, attempts)), None))
 }
 
 /// The work item: in the document, or in one of its own. None where the activity was cancelled in the meantime.

@@ -40,7 +40,7 @@ pub(crate) async fn complete(
         Ok(true) => {
             close(engine, &handle, &mut state);
             if let Some(message) = message {
-                engine.dispatch.offer_message(&message);
+                engine.dispatch.offer_message(message);
             }
             touch_session(engine, &state).await;
             Ok(())

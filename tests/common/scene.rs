@@ -45,8 +45,7 @@ impl Scene {
         let client = self.account.client_named(name).await;
         let provider = CosmosDBProvider::new_with_client(&client, config).await.expect("a provider");
         // The first requests of a client resolve the container: not part of what a test counts.
-        provider.fetch_orchestration_item(LONG, NOW, None).await.expect("nothing to fetch");
-        provider.fetch_work_item(LONG, NOW, None, &TagFilter::Any).await.expect("nothing to fetch");
+        provider.read("nobody").await.expect("nothing to read");
         provider
     }
 
@@ -139,6 +138,20 @@ pub fn start_child(instance: &str, parent: Option<&str>) -> WorkItem {
         parent_id: parent.map(|_| 2),
         parent_execution_id: parent.map(|_| 1),
         execution_id: 1,
+    }
+}
+
+pub fn again(instance: &str) -> WorkItem {
+    WorkItem::ContinueAsNew {
+        instance: instance.to_owned(),
+        orchestration: "Orchestration".to_owned(),
+        input: "{}".to_owned(),
+        version: Some("1.0.0".to_owned()),
+        parent_instance: None,
+        parent_id: None,
+        parent_execution_id: None,
+        carry_forward_events: Vec::new(),
+        initial_custom_status: None,
     }
 }
 
@@ -237,6 +250,22 @@ pub async fn begin(provider: &dyn Provider, instance: &str, work: Vec<WorkItem>,
     let (item, token, _) = next_turn(provider, LONG).await;
     assert_eq!(item.instance, instance);
     commit(provider, &token, vec![started(instance, 1)], work, messages, running()).await.unwrap();
+}
+
+/// Makes an instance with so many executions of so many events each; the last one is completed.
+pub async fn finish_after(provider: &dyn Provider, instance: &str, executions: u64, events: u64) {
+    provider.enqueue_for_orchestrator(start(instance), None).await.unwrap();
+    for execution in 1..=executions {
+        let (item, token, _) = next_turn(provider, LONG).await;
+        assert_eq!(item.instance, instance);
+        let mut history = vec![started(instance, execution)];
+        history.extend((2..events).map(|id| note(instance, execution, id)));
+        let last = execution == executions;
+        let (messages, status) =
+            if last { (Vec::new(), "Completed") } else { (vec![again(instance)], "ContinuedAsNew") };
+        history.push(completed(instance, execution, events));
+        commit(provider, &token, history, Vec::new(), messages, ended(status)).await.unwrap();
+    }
 }
 
 /// Makes an instance that is finished: two events, one execution.

@@ -431,19 +431,25 @@ macro_rules! validation_suite {
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn test_long_poll_waits_for_timeout() {
-                let provider = Backend::new($account).create_provider().await;
+                // The backend is what keeps the account reachable.
+                let backend = Backend::new($account);
+                let provider = backend.create_provider().await;
                 long_polling::test_long_poll_waits_for_timeout(&*provider).await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn test_fetch_respects_timeout_upper_bound() {
-                let provider = Backend::new($account).create_provider().await;
+                // The backend is what keeps the account reachable.
+                let backend = Backend::new($account);
+                let provider = backend.create_provider().await;
                 long_polling::test_fetch_respects_timeout_upper_bound(&*provider).await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn test_long_poll_work_item_waits_for_timeout() {
-                let provider = Backend::new($account).create_provider().await;
+                // The backend is what keeps the account reachable.
+                let backend = Backend::new($account);
+                let provider = backend.create_provider().await;
                 long_polling::test_long_poll_work_item_waits_for_timeout(&*provider).await;
             }
         }

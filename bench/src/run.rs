@@ -1,0 +1,161 @@
+//! Runs a workload with a provider and takes the figures.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, Result};
+use duroxide::runtime::OrchestrationStatus;
+use duroxide::{Client, ClientError};
+
+use crate::measure::{name, Outcome};
+use crate::scene::{Scene, Setting, Which};
+use crate::workloads::{Plan, Workload};
+use crate::{backlog, history, processes};
+
+/// Orchestrations under way at once in a busy phase.
+const IN_FLIGHT: usize = 8;
+
+/// What an orchestration leaves behind, such as a delivery, may end after its client has its answer.
+pub const SETTLE: Duration = Duration::from_millis(30);
+
+/// Runs a workload on an account of its own.
+pub async fn run(workload: &Workload, which: Which, setting: Setting) -> Result<Outcome> {
+    if let Some(reason) = workload.skips(which) {
+        return Ok(Outcome::none(workload.name, which, reason));
+    }
+    let mut outcome = Outcome::new(workload.name, which);
+    if let Plan::Backlog { waiting, repeats } = workload.plan {
+        backlog::run(&mut outcome, setting, waiting, repeats, workload.cap).await?;
+        return Ok(outcome);
+    }
+    let mut scene = Scene::open(which, setting).await?;
+    let cap = workload.cap;
+    match &workload.plan {
+        Plan::Run { orchestration, input, rounds, busy } => {
+            scene.start().await;
+            warm_up(&scene.client(), "warm").await?;
+            in_turn(&scene, &mut outcome, orchestration, input, *rounds, cap).await?;
+            if *busy > 0 {
+                at_once(&scene, &mut outcome, orchestration, input, *busy, cap).await?;
+            }
+        }
+        Plan::Idle { settle, watch } => idle(&mut scene, &mut outcome, *settle, *watch).await?,
+        Plan::TwoProcesses { busy } => processes::two(&mut scene, &mut outcome, *busy, cap).await?,
+        Plan::ClientApart { rounds } => processes::apart(&scene, &mut outcome, *rounds, cap).await?,
+        Plan::History { events, turns } => history::run(&mut scene, &mut outcome, *events, *turns, cap).await?,
+        Plan::Backlog { .. } => {}
+    }
+    scene.close().await;
+    Ok(outcome)
+}
+
+/// Runs two greetings, so that connections are open and the container's structure is known.
+pub async fn warm_up(client: &Client, prefix: &str) -> Result<()> {
+    for round in 0..2 {
+        if !one(client, &format!("{prefix}-{round}"), "Hello", "", Duration::from_secs(30)).await? {
+            bail!("a greeting does not end");
+        }
+    }
+    Ok(())
+}
+
+/// Starts an orchestration and waits for its end; false where that takes too long.
+pub async fn one(client: &Client, id: &str, orchestration: &str, input: &str, limit: Duration) -> Result<bool> {
+    client.start_orchestration(id, orchestration, input).await?;
+    match client.wait_for_orchestration(id, limit).await {
+        Ok(OrchestrationStatus::Completed { .. }) => Ok(true),
+        Ok(other) => bail!("{orchestration} ended as {other:?}"),
+        Err(ClientError::Timeout) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Orchestrations one after the other: requests, request units and latency of each.
+pub async fn in_turn(
+    scene: &Scene,
+    outcome: &mut Outcome,
+    orchestration: &str,
+    input: &str,
+    rounds: u64,
+    cap: Duration,
+) -> Result<()> {
+    let client = scene.client();
+    let (before, begun) = (scene.reading(), Instant::now());
+    let mut latencies = Vec::new();
+    for round in 0..rounds {
+        let (started, left) = (Instant::now(), cap.saturating_sub(begun.elapsed()));
+        if left.is_zero() || !one(&client, &format!("single-{round}"), orchestration, input, left).await? {
+            break;
+        }
+        latencies.push(started.elapsed());
+    }
+    if latencies.is_empty() {
+        outcome.note = Some(format!("not one ended within {} s", cap.as_secs()));
+        return Ok(());
+    }
+    tokio::time::sleep(SETTLE).await;
+    let (spent, by) = (scene.reading() - before, latencies.len() as f64);
+    outcome.lower(name::REQUESTS, spent.stats.total().requests as f64 / by);
+    outcome.lower(name::UNITS, spent.units / by);
+    outcome.kinds(&spent, by);
+    outcome.latencies(latencies);
+    Ok(())
+}
+
+/// Several orchestrations under way: their rate, and what each costs then.
+pub async fn at_once(
+    scene: &Scene,
+    outcome: &mut Outcome,
+    orchestration: &str,
+    input: &str,
+    total: u64,
+    cap: Duration,
+) -> Result<()> {
+    let (before, begun) = (scene.reading(), Instant::now());
+    let next = Arc::new(AtomicU64::new(0));
+    let done = Arc::new(AtomicU64::new(0));
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..IN_FLIGHT {
+        let (client, next, done) = (scene.client(), Arc::clone(&next), Arc::clone(&done));
+        let (orchestration, input) = (orchestration.to_owned(), input.to_owned());
+        tasks.spawn(async move {
+            while begun.elapsed() < cap {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                let left = cap.saturating_sub(begun.elapsed());
+                if number >= total || !one(&client, &format!("busy-{number}"), &orchestration, &input, left).await? {
+                    break;
+                }
+                done.fetch_add(1, Ordering::Relaxed);
+            }
+            anyhow::Ok(())
+        });
+    }
+    while let Some(task) = tasks.join_next().await {
+        task??;
+    }
+    let elapsed = begun.elapsed().as_secs_f64();
+    tokio::time::sleep(SETTLE).await;
+    let (spent, by) = (scene.reading() - before, done.load(Ordering::Relaxed).max(1) as f64);
+    outcome.higher(name::RATE, by / elapsed);
+    outcome.lower(name::BUSY_REQUESTS, spent.stats.total().requests as f64 / by);
+    outcome.lower(name::BUSY_UNITS, spent.units / by);
+    if outcome.requests_by_kind.is_empty() {
+        outcome.kinds(&spent, by);
+    }
+    Ok(())
+}
+
+/// A runtime that has done something and now has nothing to do.
+async fn idle(scene: &mut Scene, outcome: &mut Outcome, settle: Duration, watch: Duration) -> Result<()> {
+    scene.start().await;
+    warm_up(&scene.client(), "warm").await?;
+    tokio::time::sleep(settle).await;
+    let before = scene.reading();
+    tokio::time::sleep(watch).await;
+    let (spent, seconds) = (scene.reading() - before, watch.as_secs_f64());
+    outcome.lower(name::REQUESTS_A_SECOND, spent.stats.total().requests as f64 / seconds);
+    outcome.lower(name::UNITS_A_SECOND, spent.units / seconds);
+    outcome.kinds(&spent, seconds);
+    Ok(())
+}

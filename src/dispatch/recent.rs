@@ -1,0 +1,97 @@
+//! A short memory of messages that turns of this process have, or had a moment ago: a poll may still return them.
+
+use crate::model::{DocumentId, Millis, Partition};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Mutex, PoisonError},
+};
+
+/// As many as a poll that began before they were consumed may still return, many times over.
+const LIMIT: usize = 8_192;
+/// The time of a message that will not come back.
+const FOR_EVER: Millis = Millis::MAX;
+
+type Key = (Partition, DocumentId);
+
+/// The last messages that were taken, each until when it is not news.
+#[derive(Default)]
+pub(super) struct Recent(Mutex<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    until: HashMap<Key, Millis>,
+    order: VecDeque<Key>,
+}
+
+impl Recent {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A turn has them until then.
+    pub(super) fn taken<'a>(&self, partition: &Partition, ids: impl Iterator<Item = &'a DocumentId>, until: Millis) {
+        let mut inner = self.lock();
+        for id in ids {
+            let key = (partition.clone(), id.clone());
+            if inner.until.insert(key.clone(), until).is_none() {
+                inner.order.push_back(key);
+            }
+        }
+        while inner.order.len() > LIMIT {
+            if let Some(oldest) = inner.order.pop_front() {
+                inner.until.remove(&oldest);
+            }
+        }
+    }
+
+    /// They will not come back.
+    pub(super) fn consumed<'a>(&self, partition: &Partition, ids: impl Iterator<Item = &'a DocumentId>) {
+        self.taken(partition, ids, FOR_EVER);
+    }
+
+    /// They are in the queue again.
+    pub(super) fn returned<'a>(&self, partition: &Partition, ids: impl Iterator<Item = &'a DocumentId>) {
+        self.taken(partition, ids, 0);
+    }
+
+    /// Whether it is no news that this message is in the queue.
+    pub(super) fn is_taken(&self, partition: &Partition, id: &DocumentId, now: Millis) -> bool {
+        self.until(partition, id) > now
+    }
+
+    /// Whether it is not in the queue any more.
+    pub(super) fn is_consumed(&self, partition: &Partition, id: &DocumentId) -> bool {
+        self.until(partition, id) == FOR_EVER
+    }
+
+    fn until(&self, partition: &Partition, id: &DocumentId) -> Millis {
+        self.lock().until.get(&(partition.clone(), id.clone())).copied().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_remembers_the_last_and_forgets_the_first() {
+        let recent = Recent::default();
+        let partition = Partition::instance("a").unwrap();
+        let ids: Vec<DocumentId> = (0..=LIMIT).map(|n| DocumentId::new("m", &[&n.to_string()])).collect();
+        recent.consumed(&partition, ids.iter());
+        assert!(!recent.is_consumed(&partition, &ids[0]));
+        assert!(recent.is_consumed(&partition, &ids[1]) && recent.is_consumed(&partition, &ids[LIMIT]));
+    }
+
+    #[test]
+    fn what_a_turn_holds_is_news_again_when_its_lock_expires_or_it_gives_it_back() {
+        let recent = Recent::default();
+        let partition = Partition::instance("a").unwrap();
+        let ids = [DocumentId::new("m", &["1"]), DocumentId::new("m", &["2"])];
+        recent.taken(&partition, ids.iter(), 100);
+        assert!(recent.is_taken(&partition, &ids[0], 99) && !recent.is_taken(&partition, &ids[0], 100));
+        assert!(!recent.is_consumed(&partition, &ids[0]));
+        recent.returned(&partition, ids[1..].iter());
+        assert!(!recent.is_taken(&partition, &ids[1], 99));
+    }
+}

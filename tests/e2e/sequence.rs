@@ -1,0 +1,347 @@
+//! One step after the other, and many at once.
+
+use crate::scene::{census, Gate, Notebook, Scene};
+use duroxide::{
+    runtime::{registry::ActivityRegistry, OrchestrationRegistry},
+    ActivityContext, EventKind, OrchestrationContext,
+};
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeSet, time::Duration};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn steps_run_in_order_and_each_once() {
+    let notes = Notebook::default();
+    let done = notes.clone();
+    let activities = ActivityRegistry::builder()
+        .register("Step", move |_: ActivityContext, input: String| {
+            done.write(input.clone());
+            async move { Ok(format!("{input}+")) }
+        })
+        .build();
+    let orchestrations = OrchestrationRegistry::builder()
+        .register("Chain", |ctx: OrchestrationContext, input: String| async move {
+            let first = ctx.schedule_activity("Step", input).await?;
+            let second = ctx.schedule_activity("Step", first).await?;
+            ctx.schedule_activity("Step", second).await
+        })
+        .build();
+    let scene = Scene::new(activities, orchestrations).await;
+
+    assert_eq!(scene.run("chain", "Chain", "x").await, "x+++");
+
+    assert_eq!(notes.lines(), ["x", "x+", "x++"]);
+    let step = ["ActivityScheduled", "ActivityCompleted"];
+    let steps = [&["OrchestrationStarted"], &step[..], &step, &step, &["OrchestrationCompleted"]].concat();
+    assert_eq!(scene.story("chain").await, steps);
+    scene.quiet().await;
+    scene.stop().await;
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Basket {
+    customer: String,
+    pence: Vec<u64>,
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn typed_values_come_through_as_they_are() {
+    let activities = ActivityRegistry::builder()
+        .register_typed("Sum", |_: ActivityContext, basket: Basket| async move {
+            Ok::<_, String>((basket.customer, basket.pence.iter().sum::<u64>()))
+        })
+        .build();
+    let orchestrations = OrchestrationRegistry::builder()
+        .register_typed("Checkout", |ctx: OrchestrationContext, basket: Basket| async move {
+            let (customer, sum): (String, u64) = ctx.schedule_activity_typed("Sum", &basket).await?;
+            Ok::<_, String>(Basket { customer, pence: vec![sum] })
+        })
+        .build();
+    let scene = Scene::new(activities, orchestrations).await;
+    // What JSON, a database and a JavaScript engine are known to trip over.
+    let customer = "Zoë \u{1F6D2} \"quoted\" \\ / \u{0} \u{2028} end".to_owned();
+    let basket = Basket { customer: customer.clone(), pence: vec![1, 9_007_199_254_740_993] };
+
+    scene.client.start_orchestration_typed("typed", "Checkout", basket).await.unwrap();
+    let output = scene.client.wait_for_orchestration_typed::<Basket>("typed", crate::scene::PATIENCE).await.unwrap();
+
+    assert_eq!(output, Ok(Basket { customer, pence: vec![9_007_199_254_740_994] }));
+    scene.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fan_out_is_joined_in_the_order_in_which_it_was_scheduled() {
+    let gate = Gate::closed();
+    let first = gate.clone();
+    let activities = ActivityRegistry::builder()
+        .register("Square", move |_: ActivityContext, input: String| {
+            let gate = first.clone();
+            async move {
+                // The first ends last.
+                match input.as_str() {
+                    "0" => gate.pass().await,
+                    "9" => gate.open(),
+                    _ => {}
+                }
+                let n: u64 = input.parse().unwrap();
+                Ok((n * n).to_string())
+            }
+        })
+        .build();
+    let orchestrations = OrchestrationRegistry::builder()
+        .register("Squares", |ctx: OrchestrationContext, _: String| async move {
+            let squares = (0..10).map(|n| ctx.schedule_activity("Square", n.to_string())).collect();
+            let squares: Result<Vec<String>, String> = ctx.join(squares).await.into_iter().collect();
+            Ok(squares?.join(","))
+        })
+        .build();
+    let scene = Scene::new(activities, orchestrations).await;
+
+    assert_eq!(scene.run("squares", "Squares", "").await, "0,1,4,9,16,25,36,49,64,81");
+
+    let history = scene.history("squares").await;
+    let census = census(&history);
+    assert_eq!((census["ActivityScheduled"], census["ActivityCompleted"]), (10, 10));
+    let last = history.iter().rev().find(|e| matches!(e.kind, EventKind::ActivityCompleted { .. })).unwrap();
+    assert_eq!(last.source_event_id, Some(2), "the first to be scheduled is the last to end");
+    scene.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fan_out_of_a_hundred_does_each_once() {
+    let notes = Notebook::default();
+    let done = notes.clone();
+    let activities = ActivityRegistry::builder()
+        .register("Work", move |_: ActivityContext, input: String| {
+            done.write(input.clone());
+            async move { Ok(input) }
+        })
+        .build();
+    let orchestrations = OrchestrationRegistry::builder()
+        .register("Wide", |ctx: OrchestrationContext, _: String| async move {
+            let all = (0..100).map(|n| ctx.schedule_activity("Work", format!("{n:03}"))).collect();
+            let all: Result<Vec<String>, String> = ctx.join(all).await.into_iter().collect();
+            Ok(all?.join(" "))
+        })
+        .build();
+    let scene = Scene::new(activities, orchestrations).await;
+    let all: Vec<String> = (0..100).map(|n| format!("{n:03}")).collect();
+
+    assert_eq!(scene.run("wide", "Wide", "").await, all.join(" "));
+
+    assert_eq!(notes.sorted(), all);
+    let census = census(&scene.history("wide").await);
+    assert_eq!((census["ActivityScheduled"], census["ActivityCompleted"]), (100, 100));
+    scene.quiet().await;
+    scene.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_turn_larger_than_a_batch_is_taken_whole() {
+    let activities = ActivityRegistry::builder()
+        .register("Length", |_: ActivityContext, input: String| async move { Ok(input.len().to_string()) })
+        .build();
+    let orchestrations = OrchestrationRegistry::builder()
+        .register("Bulky", |ctx: OrchestrationContext, _: String| async move {
+            // 120 activities of 20 KB: more than 100 operations and more than 2 MB.
+            let all = (0..120).map(|_| ctx.schedule_activity("Length", "x".repeat(20_000))).collect();
+            let all: Result<Vec<String>, String> = ctx.join(all).await.into_iter().collect();
+            Ok(all?.iter().map(|n| n.parse::<u64>().unwrap()).sum::<u64>().to_string())
+        })
+        .build();
+    let scene = Scene::new(activities, orchestrations).await;
+
+    assert_eq!(scene.run("bulky", "Bulky", "").await, (120 * 20_000).to_string());
+
+    let census = census(&scene.history("bulky").await);
+    assert_eq!((census["ActivityScheduled"], census["ActivityCompleted"]), (120, 120));
+    scene.quiet().await;
+    scene.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failures_of_a_fan_out_stay_apart_from_its_successes() {
+    let activities = ActivityRegistry::builder()
+        .register("Even", |_: ActivityContext, input: String| async move {
+            let n: u32 = input.parse().map_err(|e| format!("{input}: {e}"))?;
+            if n % 2 == 0 {
+                Ok(input)
+            } else {
+                Err(format!("{input} is odd"))
+            }
+        })
+        .build();
+    let orchestrations = OrchestrationRegistry::builder()
+        .register("Sort", |ctx: OrchestrationContext, _: String| async move {
+            let all = (0..6).map(|n| ctx.schedule_activity("Even", n.to_string())).collect();
+            let (even, odd): (Vec<_>, Vec<_>) = ctx.join(all).await.into_iter().partition(Result::is_ok);
+            let even: Vec<String> = even.into_iter().flatten().collect();
+            let odd: Vec<String> = odd.into_iter().filter_map(Result::err).collect();
+            Ok(format!("{}; {}", even.join(","), odd.join(",")))
+        })
+        .build();
+    let scene = Scene::new(activities, orchestrations).await;
+
+    assert_eq!(scene.run("sort", "Sort", "").await, "0,2,4; 1 is odd,3 is odd,5 is odd");
+
+    let census = census(&scene.history("sort").await);
+    assert_eq!((census["ActivityCompleted"], census["ActivityFailed"]), (3, 3));
+    scene.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_saga_takes_back_what_it_did_before_the_step_that_failed() {
+    let notes = Notebook::default();
+    let (reserved, released) = (notes.clone(), notes.clone());
+    let activities = ActivityRegistry::builder()
+        .register("Reserve", move |_: ActivityContext, input: String| {
+            reserved.write(format!("reserve {input}"));
+            async move { Ok(input) }
+        })
+        .register("Charge", |_: ActivityContext, _: String| async move { Err::<String, _>("no funds".to_owned()) })
+        .register("Release", move |_: ActivityContext, input: String| {
+            released.write(format!("release {input}"));
+            async move { Ok(input) }
+        })
+        .build();
+    let orchestrations = OrchestrationRegistry::builder()
+        .register("Order", |ctx: OrchestrationContext, input: String| async move {
+            let reservation = ctx.schedule_activity("Reserve", input).await?;
+            match ctx.schedule_activity("Charge", reservation.as_str()).await {
+                Ok(paid) => Ok(paid),
+                Err(error) => {
+                    ctx.schedule_activity("Release", reservation).await?;
+                    Err(format!("not ordered: {error}"))
+                }
+            }
+        })
+        .build();
+    let scene = Scene::new(activities, orchestrations).await;
+
+    scene.start("order", "Order", "seat 7").await;
+    let failure = scene.failure("order").await;
+
+    assert_eq!(failure.display_message(), "not ordered: no funds");
+    assert_eq!(failure.category(), "application");
+    assert_eq!(notes.lines(), ["reserve seat 7", "release seat 7"]);
+    let story = scene.story("order").await;
+    assert_eq!(story[3..5], ["ActivityScheduled", "ActivityFailed"]);
+    assert_eq!(story.last().unwrap(), "OrchestrationFailed");
+    scene.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guid_and_a_time_stay_the_same_in_every_replay() {
+    let seen = Notebook::default();
+    let said = seen.clone();
+    let activities = ActivityRegistry::builder()
+        .register("Step", |_: ActivityContext, input: String| async move { Ok(input) })
+        .build();
+    let orchestrations = OrchestrationRegistry::builder()
+        .register("Calls", move |ctx: OrchestrationContext, _: String| {
+            let said = said.clone();
+            async move {
+                let (guid, other) = (ctx.new_guid().await?, ctx.new_guid().await?);
+                let now = ctx.utc_now().await?;
+                said.write(format!("{guid} {other} {now:?}"));
+                ctx.schedule_activity("Step", "").await?;
+                ctx.schedule_activity("Step", "").await?;
+                Ok(if guid == other { "same" } else { "different" }.to_owned())
+            }
+        })
+        .build();
+    let scene = Scene::new(activities, orchestrations).await;
+
+    assert_eq!(scene.run("calls", "Calls", "").await, "different");
+
+    let seen = seen.lines();
+    assert!(seen.len() >= 3, "the orchestration was replayed: {seen:?}");
+    assert_eq!(seen.iter().collect::<BTreeSet<_>>().len(), 1, "{seen:?}");
+    scene.history("calls").await;
+    scene.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_timer_fires_once_and_not_before_its_time() {
+    let orchestrations = OrchestrationRegistry::builder()
+        .register("Nap", |ctx: OrchestrationContext, _: String| async move {
+            ctx.schedule_timer(Duration::from_millis(300)).await;
+            Ok("awake".to_owned())
+        })
+        .build();
+    let scene = Scene::new(ActivityRegistry::builder().build(), orchestrations).await;
+
+    assert_eq!(scene.run("nap", "Nap", "").await, "awake");
+
+    let history = scene.history("nap").await;
+    let story = ["OrchestrationStarted", "TimerCreated", "TimerFired", "OrchestrationCompleted"];
+    assert_eq!(crate::scene::names(&history), story);
+    let EventKind::TimerCreated { fire_at_ms } = history[1].kind else { panic!("{history:?}") };
+    assert!(fire_at_ms >= history[1].timestamp_ms + 299, "{history:?}");
+    assert!(history[2].timestamp_ms >= fire_at_ms, "{history:?}");
+    scene.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn timers_fire_in_the_order_of_their_times() {
+    let orchestrations = OrchestrationRegistry::builder()
+        .register("Naps", |ctx: OrchestrationContext, _: String| async move {
+            let nap = |ms: u64| ctx.schedule_timer(Duration::from_millis(ms));
+            ctx.join(vec![nap(450), nap(150), nap(300), nap(0)]).await;
+            Ok(String::new())
+        })
+        .build();
+    let scene = Scene::new(ActivityRegistry::builder().build(), orchestrations).await;
+
+    scene.run("naps", "Naps", "").await;
+
+    let history = scene.history("naps").await;
+    let fired: Vec<u64> = history
+        .iter()
+        .filter(|e| matches!(e.kind, EventKind::TimerFired { .. }))
+        .filter_map(|e| e.source_event_id)
+        .collect();
+    assert_eq!(fired, [5, 3, 4, 2]);
+    scene.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_detached_orchestration_runs_on_its_own() {
+    let gate = Gate::closed();
+    let held = gate.clone();
+    let activities = ActivityRegistry::builder()
+        .register("Send", move |_: ActivityContext, input: String| {
+            let gate = held.clone();
+            async move {
+                gate.pass().await;
+                Ok(format!("sent {input}"))
+            }
+        })
+        .build();
+    let orchestrations = OrchestrationRegistry::builder()
+        .register("Mail", |ctx: OrchestrationContext, input: String| async move {
+            ctx.schedule_activity("Send", input).await
+        })
+        .register("Sale", |ctx: OrchestrationContext, _: String| async move {
+            for n in 0..3 {
+                ctx.schedule_orchestration("Mail", format!("mail/{n}?#"), n.to_string());
+            }
+            Ok("sold".to_owned())
+        })
+        .build();
+    let scene = Scene::new(activities, orchestrations).await;
+
+    assert_eq!(scene.run("sale", "Sale", "").await, "sold");
+    let story = scene.story("sale").await;
+    let chained = "OrchestrationChained";
+    assert_eq!(story, ["OrchestrationStarted", chained, chained, chained, "OrchestrationCompleted"]);
+    gate.open();
+
+    for n in 0..3 {
+        let mail = format!("mail/{n}?#");
+        assert_eq!(scene.output(&mail).await, format!("sent {n}"));
+        assert_eq!(scene.story(&mail).await.len(), 4);
+        assert_eq!(scene.client.get_instance_info(&mail).await.unwrap().parent_instance_id, None);
+    }
+    assert_eq!(scene.story("sale").await.len(), 5, "nothing comes back to the starter");
+    scene.stop().await;
+}

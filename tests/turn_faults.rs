@@ -1,0 +1,280 @@
+//! A turn that is cut at any request that it makes is wholly there or wholly absent, and can be finished.
+
+#[path = "common/turns.rs"]
+mod turns;
+
+use duroxide::{
+    providers::{Provider, WorkItem},
+    Event,
+};
+use duroxide_cosmos::CosmosDBProvider;
+use duroxide_cosmos_emulator::{WireAction, WireRuleHandle};
+use futures::{stream, StreamExt};
+use std::time::Duration;
+use turns::{
+    activity_id, begun, completed, completion, drain_activities, fetch, fetch_now, ids, raised, start, until, within,
+    Delta, Site, LONG, SHORT,
+};
+
+const INSTANCE: &str = "order";
+/// Cuts that are tried at once, each on an account of its own.
+const AT_ONCE: usize = 6;
+
+/// A turn to be cut: what the instance had before it, what woke it, and what it writes.
+struct Turn {
+    site: Site,
+    /// The provider that will be cut off, on the client "a".
+    first: CosmosDBProvider,
+    before: Vec<Event>,
+    messages: Vec<WorkItem>,
+    token: String,
+    delta: Delta,
+    children: Vec<String>,
+}
+
+/// What the turns are made of.
+#[derive(Clone, Copy)]
+enum Shape {
+    /// One batch.
+    Small,
+    /// 1,000 activities and as many events, three children and a message to itself.
+    Wide,
+    /// 30 results of 100 KB.
+    Heavy,
+}
+
+impl Turn {
+    /// Fetched by "a", with this lock, and ready to be acked.
+    async fn fetched(shape: Shape, lock: Duration) -> Self {
+        let site = Site::new().await;
+        let first = site.provider("a").await;
+        let (before, messages, mut delta) = match shape {
+            Shape::Small => (Vec::new(), vec![start(INSTANCE)], Delta::start(INSTANCE, 3)),
+            Shape::Wide => (Vec::new(), vec![start(INSTANCE)], Delta::start(INSTANCE, 1_000)),
+            Shape::Heavy => {
+                let setup = site.provider("setup").await;
+                let before = begun(&setup, INSTANCE, 30).await;
+                assert_eq!(drain_activities(&setup).await.len(), 30);
+                let result = "r".repeat(100_000);
+                let messages = (2..32).map(|id| completion(INSTANCE, id, &result)).collect();
+                let events = (2..32).map(|id| completed(INSTANCE, id + 30, id, &result)).collect();
+                (before, messages, Delta { events, ..Delta::default() })
+            }
+        };
+        let children: Vec<String> = match shape {
+            Shape::Heavy => Vec::new(),
+            Shape::Small | Shape::Wide => (0..3).map(|n| format!("child-{n}")).collect(),
+        };
+        delta.messages = children.iter().map(|child| start(child)).collect();
+        delta.messages.push(raised(INSTANCE, "to myself"));
+        for message in &messages {
+            first.enqueue_for_orchestrator(message.clone(), None).await.expect("a message");
+        }
+        let (item, token) = fetch(&first, lock).await;
+        assert_eq!(item.messages, messages);
+        Self { site, first, before, messages, token, delta, children }
+    }
+
+    fn after(&self) -> Vec<Event> {
+        self.before.iter().chain(&self.delta.events).cloned().collect()
+    }
+
+    /// The requests of an undisturbed ack, deliveries included.
+    async fn requests(shape: Shape) -> u64 {
+        let turn = Self::fetched(shape, LONG).await;
+        let before = turn.site.requests("a");
+        turn.delta.ack(&turn.first, &turn.token).await.expect("nothing is in the way");
+        turn.first.shutdown().await;
+        let requests = turn.site.requests("a") - before;
+        turn.is_wholly_there_and_done_once().await;
+        requests
+    }
+
+    /// Acks until the rule has cut the provider off; whether the ack had returned by then.
+    async fn ack_until_cut(&self, cut: &WireRuleHandle) -> bool {
+        let ack = self.delta.ack(&self.first, &self.token);
+        tokio::pin!(ack);
+        within("the cut", async {
+            tokio::select! {
+                biased;
+                () = cut.wait_for_hits(1) => false,
+                outcome = &mut ack => {
+                    outcome.expect("nothing was in the way of the ack");
+                    cut.wait_for_hits(1).await;
+                    true
+                }
+            }
+        })
+        .await
+    }
+
+    /// What a second process finds, and that it can finish the turn.
+    async fn is_finished_by_a_second_process(&self, acked: bool) {
+        let second = self.site.provider("b").await;
+        let history = second.read(INSTANCE).await.expect("a history");
+        if history == self.before {
+            assert!(!acked, "the ack returned, but the turn is not there");
+            let work = self.site.documents_of(INSTANCE, "work").await.len();
+            let expected = if self.before.is_empty() { 0 } else { self.before.len() - 1 };
+            assert_eq!(work, expected, "activities of a turn that is not there");
+            let (item, token) = fetch(&second, LONG).await;
+            assert_eq!((item.instance.as_str(), &item.messages), (INSTANCE, &self.messages));
+            assert_eq!(item.history, self.before);
+            self.delta.ack(&second, &token).await.expect("the turn is finished");
+            second.shutdown().await;
+        }
+        self.is_wholly_there_and_done_once().await;
+    }
+
+    /// Everything that the turn wrote is there, and nothing twice.
+    async fn is_wholly_there_and_done_once(&self) {
+        let last = self.site.provider("last").await;
+        assert_eq!(last.read(INSTANCE).await.expect("a history"), self.after());
+        assert_eq!(self.site.documents_of(INSTANCE, "staged").await.len(), 0);
+        while last.reconcile().await.expect("a reconciler") > 0 {}
+        assert_eq!(self.site.documents_of(INSTANCE, "intent").await.len(), 0);
+
+        let mut expected: Vec<u64> = self.delta.activities.iter().map(activity_id).collect();
+        expected.sort_unstable();
+        assert_eq!(drain_activities(&last).await, expected);
+        let mut queues = self.drain_messages(&last).await;
+        queues.sort_by(|a, b| a.0.cmp(&b.0));
+        let own = (INSTANCE.to_owned(), vec![raised(INSTANCE, "to myself")]);
+        let expected: Vec<_> = self.children.iter().map(|c| (c.clone(), vec![start(c)])).chain([own]).collect();
+        assert_eq!(queues, expected);
+    }
+
+    /// Takes every message that there is, and ends the turn that it wakes.
+    async fn drain_messages(&self, provider: &CosmosDBProvider) -> Vec<(String, Vec<WorkItem>)> {
+        let mut queues = Vec::new();
+        while let Some((item, token)) = fetch_now(provider, LONG).await {
+            let delta = if item.instance == INSTANCE {
+                assert_eq!(item.history, self.after());
+                Delta::event(INSTANCE, 5_000, "to myself")
+            } else {
+                Delta::start(&item.instance, 0)
+            };
+            delta.ack(provider, &token).await.expect("the turn after it");
+            queues.push((item.instance, item.messages));
+        }
+        queues
+    }
+}
+
+/// How the first process is cut off.
+#[derive(Clone, Copy, Debug)]
+enum Cut {
+    /// From this request on nothing gets through.
+    Dies(u64),
+    /// This request is carried out, but its answer is lost, and nothing gets through any more.
+    DiesUnanswered(u64),
+}
+
+async fn cut(shape: Shape, cut: Cut) {
+    let turn = Turn::fetched(shape, SHORT).await;
+    let wire = turn.site.account.wire();
+    let rule = |action| turn.site.rule("a", action);
+    let handle = match cut {
+        Cut::Dies(request) => wire.add(rule(WireAction::FailConnection).skip(request)),
+        Cut::DiesUnanswered(request) => {
+            let lost = wire.add(rule(WireAction::LoseAnswer).skip(request).times(1));
+            wire.add(rule(WireAction::FailConnection).skip(request));
+            lost
+        }
+    };
+    let acked = turn.ack_until_cut(&handle).await;
+    turn.is_finished_by_a_second_process(acked).await;
+}
+
+async fn cut_everywhere(shape: Shape) {
+    let requests = Turn::requests(shape).await;
+    println!("an undisturbed turn makes {requests} requests");
+    let cuts = (0..requests).flat_map(|request| [Cut::Dies(request), Cut::DiesUnanswered(request)]);
+    let cuts = stream::iter(cuts).map(|at| async move {
+        println!("{at:?}");
+        cut(shape, at).await;
+    });
+    cuts.buffer_unordered(AT_ONCE).collect::<Vec<()>>().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_small_turn_cut_at_any_request_is_wholly_there_or_wholly_absent() {
+    cut_everywhere(Shape::Small).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_turn_of_1000_activities_cut_at_any_request_is_wholly_there_or_wholly_absent() {
+    cut_everywhere(Shape::Wide).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_turn_of_30_results_of_100_kb_cut_at_any_request_is_wholly_there_or_wholly_absent() {
+    cut_everywhere(Shape::Heavy).await;
+}
+
+/// One request in trouble is ridden out: the ack succeeds and everything is there once.
+async fn trouble_anywhere_is_ridden_out(shape: Shape) {
+    let requests = Turn::requests(shape).await;
+    let refuse = |status, substatus| WireAction::Refuse { status, substatus, retry_after: None };
+    let troubles = [
+        WireAction::FailConnection,
+        WireAction::LoseAnswer,
+        refuse(429, Some(3200)),
+        refuse(503, None),
+        refuse(449, None),
+        refuse(408, None),
+        refuse(410, Some(1002)),
+        refuse(500, None),
+        WireAction::RefuseBatchOperation { index: 0, status: 429, substatus: Some(3200) },
+    ];
+    // Every request loses its answer once; the other troubles take turns.
+    let lost = (0..requests).map(|request| (request, WireAction::LoseAnswer));
+    let others = (0..requests).map(|request| (request, troubles[request as usize % troubles.len()].clone()));
+    let all: Vec<_> = lost.chain(others).collect();
+    let runs = stream::iter(all).map(|(request, trouble)| async move {
+        println!("{trouble:?} at request {request}");
+        let turn = Turn::fetched(shape, LONG).await;
+        let wire = turn.site.account.wire();
+        let rule = wire.add(turn.site.rule("a", trouble).skip(request).times(1));
+        turn.delta.ack(&turn.first, &turn.token).await.expect("trouble that passes is ridden out");
+        until("the trouble", || rule.hits() == 1).await;
+        turn.first.shutdown().await;
+        turn.is_wholly_there_and_done_once().await;
+    });
+    runs.buffer_unordered(AT_ONCE).collect::<Vec<()>>().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_small_turn_rides_out_trouble_at_any_request() {
+    trouble_anywhere_is_ridden_out(Shape::Small).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_turn_of_1000_activities_rides_out_trouble_at_any_request() {
+    trouble_anywhere_is_ridden_out(Shape::Wide).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_turn_of_30_results_of_100_kb_rides_out_trouble_at_any_request() {
+    trouble_anywhere_is_ridden_out(Shape::Heavy).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_turn_whose_process_died_right_after_the_commit_is_rolled_forward_by_one_that_only_polls() {
+    let requests = Turn::requests(Shape::Wide).await;
+    let turn = Turn::fetched(Shape::Wide, SHORT).await;
+    // The commit is the last write before the parts are applied: they are as many as were staged.
+    let staged = 11;
+    assert!(requests > 2 * staged);
+    let rule = turn.site.rule("a", WireAction::FailConnection).skip(staged + 1);
+    let handle = turn.site.account.wire().add(rule);
+    turn.ack_until_cut(&handle).await;
+    assert_eq!(turn.site.documents_of(INSTANCE, "staged").await.len(), staged as usize);
+    assert_eq!(turn.site.documents_of(INSTANCE, "work").await.len(), 0);
+
+    let second = turn.site.provider("b").await;
+    let (item, _) = fetch(&second, LONG).await;
+    assert_eq!((item.instance.as_str(), item.messages), (INSTANCE, vec![raised(INSTANCE, "to myself")]));
+    assert_eq!(ids(&item.history), ids(&turn.after()));
+    assert_eq!(drain_activities(&second).await.len(), 1_000);
+}
