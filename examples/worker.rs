@@ -29,6 +29,7 @@ use duroxide_cosmos::CosmosDBProvider;
 use duroxide_cosmos_emulator::{LocalAccount, Served};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use std::{
+    io::IsTerminal,
     net::Ipv4Addr,
     process::ExitCode,
     sync::Arc,
@@ -106,7 +107,10 @@ async fn run(options: Options) -> anyhow::Result<()> {
 fn init_logging(format: LogFormat) {
     let by_default = "info,azure_data_cosmos=warn,azure_data_cosmos_driver=warn,hyper=warn";
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(by_default));
-    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr);
     match format {
         LogFormat::Text => subscriber.with_target(false).init(),
         LogFormat::Json => subscriber.json().init(),

@@ -66,6 +66,15 @@ impl Engine {
         uuid::Uuid::new_v4().simple().to_string()
     }
 
+    /// Forgets turns and activities whose locks expired long ago: their callers have gone away without a word.
+    pub(crate) fn forget_expired(&self) {
+        const LONG_AGO: Millis = 10 * 60 * 1_000;
+        let before = self.now().saturating_sub(LONG_AGO);
+        // A state that is in use right now is not forgotten.
+        self.turns.retain(|_, turn| turn.state.try_lock().map_or(true, |state| state.until > before));
+        self.works.retain(|_, work| work.state.try_lock().map_or(true, |state| state.until > before));
+    }
+
     /// Runs a task that outlives the call which began it.
     pub(crate) fn spawn<F>(&self, task: F)
     where

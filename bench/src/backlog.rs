@@ -55,9 +55,9 @@ async fn drain(outcome: &Outcome, setting: Setting, waiting: u64, cap: Duration)
     scene.start().await;
     warm_up(&scene.client(), "warm").await?;
     scene.stop().await;
+    // It stays open: where the peer closes, the container goes.
     let other = scene.second().await?;
     fill(&Client::new(other.store()), waiting).await?;
-    other.close().await;
 
     let already = scene.tally.finished();
     scene.start().await;

@@ -79,8 +79,8 @@ impl Opened {
                 let config = duroxide_cdb::CosmosDBProviderConfig {
                     endpoint: endpoint.to_owned(),
                     key: EMULATOR_KEY.to_owned(),
-                    orch_concurrency: DISPATCHERS as u32,
-                    worker_concurrency: DISPATCHERS as u32,
+                    orch_concurrency: std::env::var("SLOTS").unwrap().parse().unwrap(),
+                    worker_concurrency: std::env::var("SLOTS").unwrap().parse().unwrap(),
                     ..Default::default()
                 };
                 let provider = duroxide_cdb::CosmosDBProvider::new_with_config(config).await;
@@ -109,7 +109,7 @@ impl Opened {
     }
 
     /// Ends the provider's background work.
-    pub async fn close(self) {
+    async fn close(self) {
         match self {
             Self::Ours(provider) => provider.shutdown().await,
             // The peer's reconciler ends only with its container; the account is about to go anyway.

@@ -10,6 +10,7 @@ use duroxide::{Client, OrchestrationStatus};
 use duroxide_cosmos::{CosmosDBProvider, CosmosDBProviderConfig, Credential};
 use duroxide_cosmos_emulator::{LocalAccount, EMULATOR_KEY};
 use std::{
+    io::IsTerminal,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     process::ExitCode,
     sync::Arc,
@@ -26,7 +27,8 @@ pub const LOCAL_ACCOUNT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCAL
 /// The runtime sets up logging by itself, on standard output, where nobody has done so before.
 pub fn init_logging(default_filter: &str) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default_filter));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let colours = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).init();
 }
 
 /// Ends an example: a failure in one line, with its causes.

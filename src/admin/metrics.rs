@@ -44,9 +44,9 @@ struct OpenRow {
 }
 
 impl OpenRow {
-    fn figures(&self) -> Option<Sealed> {
+    fn figures(&self, round: &str) -> Option<Sealed> {
         let status = self.status.clone()?;
-        Some(Sealed { status, totals: self.totals })
+        Some(Sealed { status, totals: self.totals, round: round.to_owned() })
     }
 }
 
@@ -102,7 +102,7 @@ async fn sum(
             Some(mark) => delete::is_decided(engine, &row.instance_id, mark, deadline).await?,
             None => false,
         };
-        if let Some(figures) = row.figures().filter(|_| !deleted) {
+        if let Some(figures) = row.figures("").filter(|_| !deleted) {
             total.count(&figures, 1);
             running += i64::from(figures.status == status::RUNNING);
         }
@@ -118,12 +118,14 @@ async fn sum(
     })
 }
 
-/// The steps of the finished instances.
+/// The steps of the finished instances. A row may be stale: whoever has sealed the instance since did so in another round, so
+/// that the step can't be taken.
 fn steps(open: &[OpenRow]) -> Vec<(String, Sealing)> {
+    let round = Engine::new_token();
     open.iter()
         .filter(|row| row.deleting.is_none())
         .filter_map(|row| {
-            let now = row.figures().filter(|figures| status::is_terminal(&figures.status))?;
+            let now = row.figures(&round).filter(|figures| status::is_terminal(&figures.status))?;
             let step = Sealing { was: row.sealed.clone(), now: Some(now) };
             Some((row.instance_id.as_str().to_owned(), step))
         })

@@ -146,8 +146,7 @@ mod tests {
     #[test]
     fn slots_come_from_a_hash_that_never_changes_and_spread_evenly() {
         let slot = |name: &str| Slot::of(&Partition::instance(name).unwrap()).number();
-        let pinned = ["order-1", "order-2", "", "🦀"].map(slot);
-        assert_eq!(pinned, ["order-1", "order-2", "", "🦀"].map(slot));
+        assert_eq!(["order-1", "order-2", "", "🦀"].map(slot), [224, 101, 203, 120]);
         let mut counts = [0usize; SLOTS];
         for n in 0..25_600 {
             counts[usize::from(slot(&format!("instance-{n}")))] += 1;

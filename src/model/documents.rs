@@ -135,6 +135,8 @@ pub(crate) struct Sealed {
     pub(crate) status: String,
     #[serde(flatten)]
     pub(crate) totals: Totals,
+    /// The round that put it there: tells its step from one that a round before has counted.
+    pub(crate) round: String,
 }
 
 /// A step of what the counters hold of an instance.

@@ -170,6 +170,7 @@ async fn reconcile_forever(engine: Weak<Engine>, interval: Duration) {
     loop {
         tokio::time::sleep(pause).await;
         let Some(engine) = engine.upgrade() else { return };
+        engine.forget_expired();
         pause = match reconcile(&engine).await {
             Ok(0) => (pause * 2).min(interval * IDLE_FACTOR),
             Ok(_) => interval,

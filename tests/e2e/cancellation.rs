@@ -1,0 +1,124 @@
+//! Cancelling what runs, and all that runs on its behalf.
+
+use crate::scene::{census, eventually, Notebook, Scene};
+use duroxide::{
+    runtime::{registry::ActivityRegistry, OrchestrationRegistry},
+    ActivityContext, AppErrorKind, ErrorDetails, OrchestrationContext, RuntimeOptions,
+};
+use std::time::Duration;
+
+fn reason(details: &ErrorDetails) -> &str {
+    match details {
+        ErrorDetails::Application { kind: AppErrorKind::Cancelled { reason }, .. } => reason,
+        other => panic!("not cancelled but {other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_instance_that_waits_is_cancelled_with_its_reason() {
+    let orchestrations = OrchestrationRegistry::builder()
+        .register("Patient", |ctx: OrchestrationContext, _: String| async move {
+            let timer = ctx.schedule_timer(Duration::from_secs(3600));
+            ctx.select2(ctx.schedule_wait("Never"), timer).await;
+            Ok(String::new())
+        })
+        .build();
+    let scene = Scene::new(ActivityRegistry::builder().build(), orchestrations).await;
+    scene.start("patient", "Patient", "").await;
+
+    scene.client.cancel_instance("patient", "no longer needed").await.unwrap();
+
+    assert_eq!(reason(&scene.failure("patient").await), "no longer needed");
+    // A second request, and one for nobody, change nothing.
+    let before = scene.history("patient").await;
+    scene.client.cancel_instance("patient", "again").await.unwrap();
+    scene.client.raise_event("patient", "Never", "too late").await.unwrap();
+    // What comes for an instance that is over is consumed.
+    eventually("the queue is empty", || async {
+        scene.client.get_queue_depths().await.unwrap().orchestrator_queue == 0
+    })
+    .await;
+    assert_eq!(scene.history("patient").await, before);
+    assert_eq!(scene.client.get_instance_info("patient").await.unwrap().status, "Failed");
+    scene.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn children_and_grandchildren_go_with_their_parent() {
+    let orchestrations = OrchestrationRegistry::builder()
+        .register("Leaf", |ctx: OrchestrationContext, _: String| async move { Ok(ctx.schedule_wait("Never").await) })
+        .register("Branch", |ctx: OrchestrationContext, _: String| async move {
+            let name = ctx.instance_id();
+            let leaf = |n: u32| ctx.schedule_sub_orchestration_with_id("Leaf", format!("{name}.{n}"), "");
+            ctx.join(vec![leaf(1), leaf(2)]).await;
+            Ok(String::new())
+        })
+        .register("Root", |ctx: OrchestrationContext, _: String| async move {
+            let branch = |n: u32| ctx.schedule_sub_orchestration_with_id("Branch", n.to_string(), "");
+            ctx.join(vec![branch(1), branch(2)]).await;
+            Ok(String::new())
+        })
+        .build();
+    let scene = Scene::new(ActivityRegistry::builder().build(), orchestrations).await;
+    scene.start("root", "Root", "").await;
+    let leaves = ["1.1", "1.2", "2.1", "2.2"];
+    eventually("all leaves wait", || async {
+        let mut waiting = 0;
+        for leaf in leaves {
+            let history = scene.client.read_execution_history(leaf, 1).await.unwrap_or_default();
+            waiting += usize::from(history.len() == 2);
+        }
+        waiting == leaves.len()
+    })
+    .await;
+
+    scene.client.cancel_instance("root", "storm").await.unwrap();
+
+    assert_eq!(reason(&scene.failure("root").await), "storm");
+    for instance in ["1", "2", "1.1", "1.2", "2.1", "2.2"] {
+        reason(&scene.failure(instance).await);
+        let census = census(&scene.history(instance).await);
+        assert_eq!((census["OrchestrationCancelRequested"], census["OrchestrationFailed"]), (1, 1), "{instance}");
+    }
+    let root = census(&scene.history("root").await);
+    assert_eq!((root["OrchestrationCancelRequested"], root["OrchestrationFailed"]), (1, 1));
+    assert_eq!(scene.client.list_instances_by_status("Failed").await.unwrap().len(), 7);
+    assert_eq!(scene.client.list_instances_by_status("Running").await.unwrap(), Vec::<String>::new());
+    scene.quiet().await;
+    scene.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_activity_learns_that_its_instance_was_cancelled() {
+    let notes = Notebook::default();
+    let said = notes.clone();
+    let activities = ActivityRegistry::builder()
+        .register("Long", move |ctx: ActivityContext, _: String| {
+            let said = said.clone();
+            async move {
+                said.write("begun");
+                ctx.cancelled().await;
+                said.write("told to stop");
+                Ok("nobody wants to know".to_owned())
+            }
+        })
+        .build();
+    let orchestrations = OrchestrationRegistry::builder()
+        .register("Job", |ctx: OrchestrationContext, _: String| async move { ctx.schedule_activity("Long", "").await })
+        .build();
+    // Renewed every second: that is when a worker notices.
+    let options = RuntimeOptions { worker_lock_timeout: Duration::from_secs(2), ..RuntimeOptions::default() };
+    let scene = Scene::with(options, activities, orchestrations).await;
+    scene.start("job", "Job", "").await;
+    notes.has("begun").await;
+
+    scene.client.cancel_instance("job", "enough").await.unwrap();
+
+    assert_eq!(reason(&scene.failure("job").await), "enough");
+    notes.has("told to stop").await;
+    scene.quiet().await;
+    let census = census(&scene.history("job").await);
+    assert!(!census.contains_key("ActivityCompleted"), "{census:?}");
+    assert_eq!(notes.lines(), ["begun", "told to stop"]);
+    scene.stop().await;
+}
