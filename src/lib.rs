@@ -135,3 +135,8 @@ pub use store::{connect::ConnectError, OperationKind, OperationStatistics, Reque
 pub fn container_properties(name: &str) -> azure_data_cosmos::models::ContainerProperties {
     store::bootstrap::properties(name)
 }
+
+/// The README's code, which compiles as long as this does.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeExamples;

@@ -164,7 +164,8 @@ fn progress(steps: usize) -> ProgressBar {
 fn compare_backlogs(outcomes: &mut [Outcome]) {
     for which in [Which::Ours, Which::Peer] {
         let of_twenty = |outcome: &&Outcome| outcome.workload == "Backlog of 20" && outcome.provider == which;
-        let Some(base) = outcomes.iter().find(of_twenty).and_then(|outcome| outcome.get(name::RATE)) else { continue };
+        let base = outcomes.iter().find(of_twenty).and_then(|outcome| outcome.get(name::RATE));
+        let Some(base) = base.filter(|base| *base > 0.0) else { continue };
         let large = ["Backlog of 100", "Backlog of 400", "Backlog of 2,000"];
         let backlogs = outcomes.iter_mut().filter(|o| o.provider == which && large.contains(&o.workload.as_str()));
         for outcome in backlogs {

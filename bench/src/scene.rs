@@ -76,11 +76,12 @@ impl Opened {
                 Self::Ours(Arc::new(provider))
             }
             Which::Peer => {
+                // Slots shared out among the dispatchers, as its README advises: better for it than its default.
                 let config = duroxide_cdb::CosmosDBProviderConfig {
                     endpoint: endpoint.to_owned(),
                     key: EMULATOR_KEY.to_owned(),
-                    orch_concurrency: std::env::var("SLOTS").unwrap().parse().unwrap(),
-                    worker_concurrency: std::env::var("SLOTS").unwrap().parse().unwrap(),
+                    orch_concurrency: DISPATCHERS as u32,
+                    worker_concurrency: DISPATCHERS as u32,
                     ..Default::default()
                 };
                 let provider = duroxide_cdb::CosmosDBProvider::new_with_config(config).await;

@@ -59,6 +59,8 @@ pub(crate) async fn next_turn(
             .or_else(|| take_hint(engine, &dispatch.turns, &fits));
         if let Some((partition, hint, seq)) = taken {
             poll_if_overdue(engine);
+            // While the claim is under way, a poll that returns these messages brings no news.
+            dispatch.recent.taken(&partition, hint.ids(), engine.now() + CLAIM_TIME);
             match try_turn(engine, &hint, lock_timeout, filter).await {
                 Ok(turn_claim::Claimed::Turn(turn)) => {
                     let until = engine.clock.after(lock_timeout);
@@ -67,6 +69,7 @@ pub(crate) async fn next_turn(
                 }
                 Ok(other) => settle_turn(engine, partition, hint, seq, other),
                 Err(error) => {
+                    dispatch.recent.returned(&partition, hint.ids());
                     let due = engine.now() + RETRY_AFTER;
                     dispatch.turns.put_back(partition, hint, seq, due, engine.now(), OrchestrationHint::merge);
                     wait.trouble(error, OPERATION)?;
@@ -153,6 +156,7 @@ fn settle_turn(
 ) {
     let now = engine.now();
     let turns = &engine.dispatch.turns;
+    engine.dispatch.recent.returned(&partition, hint.ids());
     let due = match outcome {
         turn_claim::Claimed::Locked(until) => until.min(now + LOOK_AGAIN),
         turn_claim::Claimed::Incompatible(pinned) => {

@@ -40,6 +40,8 @@ pub(crate) struct OrchestrationHint {
     pub(crate) slot: Slot,
     /// Messages that this process has put into the queue itself: a turn on them need not ask for any.
     pub(crate) messages: Vec<MessageDocument>,
+    /// Messages that a poll has seen.
+    pub(crate) seen: Vec<DocumentId>,
     /// There may be messages that this process doesn't know: the turn asks for them.
     pub(crate) ask: bool,
 }
@@ -47,11 +49,13 @@ pub(crate) struct OrchestrationHint {
 /// More messages than that, or larger ones, are asked for rather than kept.
 const MAX_KEPT_MESSAGES: usize = 64;
 const MAX_KEPT_BYTES: usize = 64 * 1024;
+/// More messages than that of one instance are seen again by the next poll, which does no harm.
+const MAX_SEEN: usize = 200;
 
 impl OrchestrationHint {
     fn new(partition: Partition, starts: bool) -> Self {
         let slot = Slot::of(&partition);
-        Self { partition, starts, pinned: None, waits: 0, slot, messages: Vec::new(), ask: true }
+        Self { partition, starts, pinned: None, waits: 0, slot, messages: Vec::new(), seen: Vec::new(), ask: true }
     }
 
     /// A message that this process has put into the queue.
@@ -64,12 +68,24 @@ impl OrchestrationHint {
         hint
     }
 
+    /// Whether it knows of this message.
+    fn knows(&self, id: &DocumentId) -> bool {
+        self.messages.iter().any(|message| &message.id == id) || self.seen.contains(id)
+    }
+
+    /// The messages that it knows of.
+    fn ids(&self) -> impl Iterator<Item = &DocumentId> {
+        self.messages.iter().map(|message| &message.id).chain(&self.seen)
+    }
+
     /// News about the same instance.
     fn merge(&mut self, news: Self) {
         self.starts |= news.starts;
         self.pinned = news.pinned.or_else(|| self.pinned.take());
         self.waits = self.waits.min(news.waits);
         self.ask |= news.ask;
+        self.seen.extend(news.seen);
+        self.seen.truncate(MAX_SEEN);
         self.messages.extend(news.messages);
         if self.messages.len() > MAX_KEPT_MESSAGES {
             self.messages.clear();

@@ -117,9 +117,7 @@ fn offer(engine: &Engine, row: Row) -> Option<()> {
 
 fn offer_turn(engine: &Engine, row: Row) -> Option<()> {
     let (dispatch, now) = (&engine.dispatch, engine.now());
-    let known = dispatch.turns.peek(&row.instance_id, |hint| {
-        hint.ask || hint.messages.iter().any(|message| message.id == row.id)
-    });
+    let known = dispatch.turns.peek(&row.instance_id, |hint| hint.knows(&row.id));
     // What a turn of ours has, or had a moment ago, is not news.
     let news = known != Some(true) && !dispatch.recent.is_taken(&row.instance_id, &row.id, now);
     if !news {
@@ -127,7 +125,9 @@ fn offer_turn(engine: &Engine, row: Row) -> Option<()> {
     }
     // A half-finished instance may have no message; the claim looks after it.
     let seq = if row.kind == kind::INSTANCE { String::new() } else { row.seq };
-    dispatch.offer_turn(OrchestrationHint::new(row.instance_id, row.starts), seq, row.due, false);
+    let mut hint = OrchestrationHint::new(row.instance_id, row.starts);
+    hint.seen.push(row.id);
+    dispatch.offer_turn(hint, seq, row.due, false);
     Some(())
 }
 

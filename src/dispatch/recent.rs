@@ -33,8 +33,14 @@ impl Recent {
         let mut inner = self.lock();
         for id in ids {
             let key = (partition.clone(), id.clone());
-            if inner.until.insert(key.clone(), until).is_none() {
-                inner.order.push_back(key);
+            match inner.until.get_mut(&key) {
+                // What is consumed stays consumed.
+                Some(known) if *known == FOR_EVER => {}
+                Some(known) => *known = until,
+                None => {
+                    inner.until.insert(key.clone(), until);
+                    inner.order.push_back(key);
+                }
             }
         }
         while inner.order.len() > LIMIT {
@@ -93,5 +99,8 @@ mod tests {
         assert!(!recent.is_consumed(&partition, &ids[0]));
         recent.returned(&partition, ids[1..].iter());
         assert!(!recent.is_taken(&partition, &ids[1], 99));
+        recent.consumed(&partition, ids[..1].iter());
+        recent.returned(&partition, ids[..1].iter());
+        assert!(recent.is_consumed(&partition, &ids[0]));
     }
 }

@@ -1,7 +1,7 @@
 //! A local account with providers on it, turns made by hand, and a look behind the providers.
 #![allow(dead_code)]
 
-use azure_data_cosmos::{ContainerClient, FeedScope, Query};
+use azure_data_cosmos::{ContainerClient, FeedScope, Query, TransactionalBatch};
 use duroxide::{
     providers::{
         ExecutionMetadata, OrchestrationItem, Provider, ProviderAdmin, ProviderError, TagFilter, WorkItem,
@@ -10,9 +10,10 @@ use duroxide::{
 };
 use duroxide_cosmos::{CosmosDBProvider, CosmosDBProviderConfig};
 use duroxide_cosmos_emulator::{LocalAccount, WireAction, WireRequest, WireRule, WireRuleHandle};
-use futures::TryStreamExt;
+use futures::{stream, StreamExt, TryStreamExt};
 use serde_json::Value;
 use std::{future::Future, time::Duration};
+use tokio::sync::OnceCell;
 
 /// Longer than any test lasts: who gets what is locked so did not wait for the lock's end.
 pub const LONG: Duration = Duration::from_secs(600);
@@ -29,11 +30,12 @@ pub type Work = (WorkItem, String, u32);
 /// An account. Each of its providers has a client of its own, whose name the wire's rules can tell.
 pub struct Scene {
     pub account: LocalAccount,
+    raw: OnceCell<ContainerClient>,
 }
 
 impl Scene {
     pub fn new(partitions: u32) -> Self {
-        Self { account: LocalAccount::builder().with_partitions(partitions).build() }
+        Self { account: LocalAccount::builder().with_partitions(partitions).build(), raw: OnceCell::new() }
     }
 
     /// A provider whose reconciler does not start by itself, so that a test says when.
@@ -50,9 +52,12 @@ impl Scene {
     }
 
     /// The container, past any provider.
-    pub async fn container(&self) -> ContainerClient {
-        let client = self.account.client_named("raw").await;
-        client.database_client("duroxide").container_client("duroxide", None).await.expect("the container")
+    pub async fn container(&self) -> &ContainerClient {
+        let open = || async {
+            let client = self.account.client_named("raw").await;
+            client.database_client("duroxide").container_client("duroxide", None).await.expect("the container")
+        };
+        self.raw.get_or_init(open).await
     }
 
     /// Every document of one partition.
@@ -67,6 +72,25 @@ impl Scene {
         let everything = Query::from("SELECT * FROM c");
         let scope = FeedScope::full_container();
         self.container().await.query_items(everything, scope, None).await.unwrap().try_collect().await.unwrap()
+    }
+
+    /// Copies an instance's documents under other names, as if each had been run: cheaper than running them.
+    pub async fn copy(&self, instance: &str, names: impl Iterator<Item = String>) {
+        let (container, documents) = (self.container().await, &self.partition(instance).await);
+        let copying = stream::iter(names).map(|name| async move {
+            for documents in documents.chunks(100) {
+                let mut batch = TransactionalBatch::new(name.clone());
+                for document in documents {
+                    let own = document.as_object().unwrap().iter().filter(|(key, _)| !key.starts_with('_'));
+                    let mut copy: Value = own.map(|(key, value)| (key.clone(), value.clone())).collect();
+                    copy["instanceId"] = Value::from(name.clone());
+                    batch = batch.create_item(copy).unwrap();
+                }
+                let answer = container.execute_transactional_batch(batch, None).await.unwrap();
+                assert_eq!(u16::from(answer.status().status_code()), 200);
+            }
+        });
+        copying.buffer_unordered(16).collect::<Vec<()>>().await;
     }
 
     /// The documents of one kind in one partition.
@@ -100,12 +124,13 @@ pub fn goes_to(request: &WireRequest<'_>, key: &str) -> bool {
     request.partition_key.is_some_and(|header| header == serde_json::json!([key]).to_string())
 }
 
-/// A configuration whose reconciler takes everything over at once, but only when it is called.
+/// A configuration whose reconciler takes everything over at once, but only when it is called, and whose reads are fresh.
 pub fn quiet() -> CosmosDBProviderConfig {
     CosmosDBProviderConfig::default()
         .with_create_if_missing(true)
         .with_reconciler_interval(Duration::from_secs(3_600))
         .with_reconciler_age_threshold(Duration::ZERO)
+        .with_read_staleness(Duration::ZERO)
 }
 
 /// What became of a call that the wire may have cut.

@@ -15,7 +15,7 @@ use std::{future::Future, time::Duration};
 /// A lock that a test lets expire.
 pub const SHORT: Duration = Duration::from_secs(1);
 /// A lock that no test outlives.
-pub const LONG: Duration = Duration::from_secs(120);
+pub const LONG: Duration = Duration::from_secs(3_600);
 /// How long a test waits for something that must come.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -63,6 +63,7 @@ impl Site {
     /// Makes the instance's lock expire for everybody but its owner, as when the owner's clock is behind.
     pub async fn expire_lock_for_others(&self, instance: &str) {
         let mut document = self.instance(instance).await;
+        assert!(document["lock"].is_object(), "{document} is not locked");
         document["lock"]["until"] = Value::from(1);
         let id = document["id"].as_str().expect("an id").to_owned();
         self.hook.replace_item(instance.to_owned(), &id, &document, None).await.expect("the lock is changed");
@@ -175,7 +176,8 @@ pub fn started(instance: &str) -> Event {
 }
 
 pub fn scheduled(instance: &str, id: u64) -> Event {
-    let kind = EventKind::ActivityScheduled { name: "Pack".to_owned(), input: "{}".to_owned(), session_id: None, tag: None };
+    let kind =
+        EventKind::ActivityScheduled { name: "Pack".to_owned(), input: "{}".to_owned(), session_id: None, tag: None };
     Event::with_event_id(id, instance, 1, None, kind)
 }
 
@@ -255,12 +257,11 @@ pub async fn fetch_work_now(provider: &CosmosDBProvider, lock: Duration) -> Opti
 
 /// Takes every activity that there is; their ids in order.
 pub async fn drain_activities(provider: &CosmosDBProvider) -> Vec<u64> {
-    let mut ids = Vec::new();
+    let mut ids = std::collections::BTreeSet::new();
     while let Some((item, _)) = fetch_work_now(provider, LONG).await {
-        ids.push(activity_id(&item));
+        assert!(ids.insert(activity_id(&item)), "{item:?} was handed out twice");
     }
-    ids.sort_unstable();
-    ids
+    ids.into_iter().collect()
 }
 
 pub fn activity_id(item: &WorkItem) -> u64 {

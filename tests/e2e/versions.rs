@@ -18,8 +18,8 @@ fn no_activities() -> ActivityRegistry {
 async fn a_start_takes_the_latest_version_unless_it_names_one() {
     let orchestrations = OrchestrationRegistry::builder()
         .register("Answer", answer)
-        .register_versioned("Answer", "1.10.0", answer)
         .register_versioned("Answer", "1.9.0", answer)
+        .register_versioned("Answer", "1.10.0", answer)
         .register("Parent", |ctx: OrchestrationContext, _: String| async move {
             let latest = ctx.schedule_sub_orchestration("Answer", "").await?;
             let named = ctx.schedule_sub_orchestration_versioned("Answer", Some("1.9.0".into()), "").await?;

@@ -1,0 +1,193 @@
+//! The examples as somebody would run them: what they print, what they refuse, and several of them on one account.
+//!
+//! They are built by `cargo test`, or by `cargo build --examples` where only this test is run.
+
+use std::{
+    net::Ipv4Addr,
+    path::PathBuf,
+    process::{Command, Output, Stdio},
+};
+
+use duroxide_cosmos_emulator::{LocalAccount, Served};
+
+/// An example, with nothing in its environment that names an account.
+fn example(name: &str) -> Command {
+    let this = std::env::current_exe().unwrap();
+    let profile = this.parent().and_then(|deps| deps.parent()).unwrap();
+    let path: PathBuf = profile.join("examples").join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
+    assert!(path.exists(), "run `cargo build --examples` first: {name} is not built");
+    let mut command = Command::new(path);
+    for (variable, _) in std::env::vars() {
+        if ["COSMOS_", "AZURE_", "WORKER_", "RUST_LOG"].iter().any(|prefix| variable.starts_with(prefix)) {
+            command.env_remove(variable);
+        }
+    }
+    command.stdin(Stdio::null());
+    command
+}
+
+fn run(name: &str, arguments: &[&str]) -> Output {
+    example(name).args(arguments).output().unwrap()
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+#[track_caller]
+fn succeeds(output: &Output, parts: &[&str]) -> String {
+    let text = text(output);
+    assert!(output.status.success(), "{text}");
+    says(&text, parts);
+    text
+}
+
+#[track_caller]
+fn fails(output: &Output, parts: &[&str]) {
+    let text = text(output);
+    assert!(!output.status.success(), "{text}");
+    says(&text, parts);
+    assert!(!text.contains("panicked"), "{text}");
+}
+
+#[track_caller]
+fn says(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "{part:?} is not in: {text}");
+    }
+}
+
+#[test]
+fn hello_world_prints_its_result_and_its_cost() {
+    succeeds(&run("hello_world", &["Ada"]), &["Hello, Ada!", " requests, ", " RU"]);
+}
+
+#[test]
+fn hello_world_says_what_is_wrong_with_the_environment() {
+    let output = example("hello_world").env("COSMOS_ENDPOINT", "myaccount").output().unwrap();
+    fails(&output, &["error: the endpoint (COSMOS_ENDPOINT) is not a URL like https://<account>.documents.azure.com/"]);
+}
+
+#[test]
+fn fan_out_shows_its_progress() {
+    succeeds(
+        &run("fan_out", &["--items", "30", "--wave", "10"]),
+        &["10 of 30", "20 of 30", "the sum of 30 squares is 9455"],
+    );
+}
+
+#[test]
+fn a_session_loads_its_board_once() {
+    let text = succeeds(&run("sessions", &["--games", "3", "--moves", "2"]), &[]);
+    let of = |what: &str| -> u32 {
+        let words: Vec<&str> =
+            text.lines().filter(|line| line.contains(" loaded ")).flat_map(str::split_whitespace).collect();
+        words.windows(2).filter(|pair| pair[1] == what).map(|pair| pair[0].parse::<u32>().unwrap()).sum()
+    };
+    assert_eq!((of("boards"), of("moves")), (3, 12), "{text}");
+}
+
+#[test]
+fn entra_id_signs_in_with_a_token_of_its_own_and_asks_for_an_endpoint_otherwise() {
+    succeeds(&run("entra_id", &[]), &["token credential of the application", "Hello, Entra ID!"]);
+    fails(&run("entra_id", &["managed-identity"]), &["set COSMOS_ENDPOINT"]);
+    fails(&run("entra_id", &["passport"]), &["unrecognized subcommand 'passport'"]);
+}
+
+mod on_a_shared_account {
+    use super::*;
+
+    struct Shared {
+        account: LocalAccount,
+        served: Served,
+    }
+
+    impl Shared {
+        async fn new() -> Self {
+            let account = LocalAccount::new();
+            let served = account.serve((Ipv4Addr::LOCALHOST, 0).into()).await.unwrap();
+            Self { account, served }
+        }
+
+        fn example(&self, name: &str) -> Command {
+            let mut command = super::example(name);
+            command.env("COSMOS_ENDPOINT", self.served.endpoint()).env("COSMOS_KEY", self.account.key());
+            command
+        }
+
+        async fn run(&self, name: &str, arguments: &[&str]) -> Output {
+            let mut command = self.example(name);
+            command.args(arguments);
+            tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()
+        }
+    }
+
+    #[cfg(unix)]
+    #[tokio::test(flavor = "multi_thread")]
+    async fn workers_and_a_client_do_the_work_and_stop_when_told() {
+        let shared = Shared::new().await;
+        let workers: Vec<_> = (0..2)
+            .map(|_| shared.example("worker").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+            .collect();
+
+        let client = |arguments: &'static [&'static str]| shared.run("client", arguments);
+        succeeds(&client(&["start", "Greeting", "Ada", "--wait"]).await, &["Hello, Ada!"]);
+        succeeds(&client(&["start", "Order", "two books", "--instance", "o1"]).await, &["started Order as o1"]);
+        fails(&client(&["wait", "o1", "--timeout", "1"]).await, &["o1 is still running after 1 s"]);
+        succeeds(&client(&["status", "o1"]).await, &["running (waiting for approval)"]);
+        succeeds(&client(&["list", "--status", "running"]).await, &["Running", "o1"]);
+        fails(&client(&["start", "Order", "--instance", "o1"]).await, &["o1 is already there"]);
+        succeeds(&client(&["raise", "o1", "approval", "yes"]).await, &["raised approval"]);
+        succeeds(&client(&["wait", "o1"]).await, &["o1 completed: shipped two books"]);
+        succeeds(&client(&["history", "o1"]).await, &["OrchestrationStarted", "OrchestrationCompleted"]);
+        fails(&client(&["history", "o1", "--execution", "7"]).await, &["no execution 7"]);
+        succeeds(&client(&["start", "Batch", "4", "--wait"]).await, &["4 of 4 items done"]);
+        succeeds(&client(&["start", "Order", "--instance", "o2"]).await, &[]);
+        fails(&client(&["wait", "o2", "--timeout", "1"]).await, &["still running"]);
+        succeeds(&client(&["cancel", "o2", "--reason", "enough"]).await, &["asked o2 to stop"]);
+        fails(&client(&["wait", "o2"]).await, &["o2 failed: canceled: enough"]);
+        fails(&client(&["raise", "o3", "approval"]).await, &["there is no instance o3"]);
+        fails(&client(&["start", "Orders"]).await, &["the workers run Greeting, Order, Batch"]);
+
+        for worker in workers {
+            assert!(Command::new("kill").args(["-TERM", &worker.id().to_string()]).status().unwrap().success());
+            let output = tokio::task::spawn_blocking(|| worker.wait_with_output().unwrap()).await.unwrap();
+            let text = succeeds(&output, &["the account is there and fits", "SIGTERM", "stopped"]);
+            assert!(!text.contains(shared.account.key()), "{text}");
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_worker_with_the_wrong_key_does_not_start() {
+        let shared = Shared::new().await;
+        let mut command = shared.example("worker");
+        command.env("COSMOS_KEY", "d3Jvbmc=");
+        let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+        fails(&output, &["error: opening http://127.0.0.1", "access denied with account key"]);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn admin_deletes_only_when_told_yes() {
+        let shared = Shared::new().await;
+        let admin = |arguments: &'static [&'static str]| shared.run("admin", arguments);
+        let mut worker = shared.example("worker").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let start = |arguments: &'static [&'static str]| shared.run("client", arguments);
+        succeeds(&start(&["start", "Family", "2", "--instance", "f", "--wait"]).await, &[]);
+        succeeds(&start(&["start", "Countdown", "5", "--instance", "c", "--wait"]).await, &["lift-off"]);
+        worker.kill().unwrap();
+        worker.wait().unwrap();
+
+        succeeds(&admin(&["list"]).await, &["4 of 4 instances"]);
+        succeeds(&admin(&["inspect", "c"]).await, &["Countdown 1.0.0, Completed", "execution 5"]);
+        succeeds(&admin(&["tree", "f"]).await, &["f  Family", "  f::sub::2  Greeting"]);
+        succeeds(&admin(&["prune", "c", "--keep-last", "2"]).await, &["would delete 3 executions of c: [1, 2, 3]"]);
+        succeeds(&admin(&["prune", "c", "--keep-last", "2", "--yes"]).await, &["deleted 3 executions"]);
+        succeeds(&admin(&["delete", "f"]).await, &["would delete 3 instances", "nothing was changed"]);
+        succeeds(&admin(&["metrics"]).await, &["4 instances"]);
+        fails(&admin(&["delete", "f::sub::2", "--yes"]).await, &["is a child of f"]);
+        succeeds(&admin(&["delete", "f", "--yes"]).await, &["deleted 3 instances"]);
+        succeeds(&admin(&["clean", "--older-than-days", "1", "--yes"]).await, &["deleted 0 instances"]);
+        succeeds(&admin(&["clean", "--older-than-days", "0", "--yes"]).await, &["deleted 1 instances"]);
+        fails(&admin(&["inspect", "f"]).await, &["there is no instance f"]);
+    }
+}
