@@ -83,7 +83,7 @@ impl Default for CosmosDBProviderConfig {
             request_timeout: Duration::from_secs(3),
             operation_timeout: Duration::from_secs(10),
             poll_interval_min: Duration::from_millis(50),
-            poll_interval_max: Duration::from_millis(2_500),
+            poll_interval_max: Duration::from_secs(3),
             history_cache_bytes: 64 * 1024 * 1024,
             read_staleness: Duration::from_millis(50),
             user_agent_suffix: "duroxide-cosmos".into(),
@@ -263,7 +263,7 @@ impl CosmosDBProviderConfig {
         self
     }
 
-    /// How far the poll interval stretches while idle, 5 s by default. Work of this process is noticed at once
+    /// How far the poll interval stretches while idle, 3 s by default. Work of this process is noticed at once
     /// regardless.
     pub fn with_poll_interval_max(mut self, interval: Duration) -> Self {
         self.poll_interval_max = interval;
@@ -640,7 +640,7 @@ mod tests {
         assert_eq!(config.request_timeout(), Duration::from_secs(3));
         assert_eq!(config.operation_timeout(), Duration::from_secs(10));
         assert_eq!(config.poll_interval_min(), Duration::from_millis(50));
-        assert_eq!(config.poll_interval_max(), Duration::from_millis(2_500));
+        assert_eq!(config.poll_interval_max(), Duration::from_secs(3));
         assert_eq!(config.read_staleness(), Duration::from_millis(50));
         assert_eq!(config.history_cache_bytes(), 64 << 20);
         assert_eq!(config.throughput(), Throughput::ServerlessOrShared);

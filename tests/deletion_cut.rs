@@ -50,11 +50,11 @@ async fn there(provider: &CosmosDBProvider, instances: &[String]) -> Vec<String>
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_instance_of_five_thousand_events_is_deleted_by_the_next_call_wherever_the_first_was_cut() {
-    let scene = Scene::new(8);
+    let scene = Scene::new(16);
     let b = scene.provider("b").await;
-    // 200 executions of 25 events: 400 documents and more, five batches of deletions.
-    finish_after(&b, "model", 200, 25).await;
-    assert_eq!(b.read_with_execution("model", 200).await.unwrap().len(), 25);
+    // 100 executions of 50 events: 200 documents and more, three batches of deletions.
+    finish_after(&b, "model", 100, 50).await;
+    assert_eq!(b.read_with_execution("model", 100).await.unwrap().len(), 50);
     let (scene, b) = (&scene, &b);
     let cuts = at_every_cut(9, |passing, answer_only| async move {
         let name = format!("a{passing}{answer_only}");
@@ -65,7 +65,7 @@ async fn an_instance_of_five_thousand_events_is_deleted_by_the_next_call_whereve
         let before = there(b, std::slice::from_ref(&name)).await;
         if !before.is_empty() {
             let history = b.read_with_execution(&name, 1).await.unwrap();
-            assert_eq!(history.len(), 25, "an instance that is there is whole");
+            assert_eq!(history.len(), 50, "an instance that is there is whole");
         }
         if let Err(error) = admin(b).delete_instance(&name, false).await {
             assert!(error.message.contains("not found"), "{error:?}");

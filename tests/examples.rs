@@ -5,7 +5,7 @@
 use std::{
     net::Ipv4Addr,
     path::PathBuf,
-    process::{Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
 };
 
 use duroxide_cosmos_emulator::{LocalAccount, Served};
@@ -122,13 +122,37 @@ mod on_a_shared_account {
         }
     }
 
+    /// A process that does not outlive its test.
+    struct Running(Option<Child>);
+
+    impl Running {
+        fn start(mut command: Command) -> Self {
+            Self(Some(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()))
+        }
+
+        /// Sends a signal and waits for the end.
+        #[cfg(unix)]
+        async fn stop(mut self, signal: &str) -> Output {
+            let child = self.0.take().unwrap();
+            assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+            tokio::task::spawn_blocking(|| child.wait_with_output().unwrap()).await.unwrap()
+        }
+    }
+
+    impl Drop for Running {
+        fn drop(&mut self) {
+            if let Some(child) = &mut self.0 {
+                child.kill().expect("it can be killed");
+                child.wait().expect("it ends");
+            }
+        }
+    }
+
     #[cfg(unix)]
     #[tokio::test(flavor = "multi_thread")]
     async fn workers_and_a_client_do_the_work_and_stop_when_told() {
         let shared = Shared::new().await;
-        let workers: Vec<_> = (0..2)
-            .map(|_| shared.example("worker").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
-            .collect();
+        let workers = [Running::start(shared.example("worker")), Running::start(shared.example("worker"))];
 
         let client = |arguments: &'static [&'static str]| shared.run("client", arguments);
         succeeds(&client(&["start", "Greeting", "Ada", "--wait"]).await, &["Hello, Ada!"]);
@@ -150,8 +174,7 @@ mod on_a_shared_account {
         fails(&client(&["start", "Orders"]).await, &["the workers run Greeting, Order, Batch"]);
 
         for worker in workers {
-            assert!(Command::new("kill").args(["-TERM", &worker.id().to_string()]).status().unwrap().success());
-            let output = tokio::task::spawn_blocking(|| worker.wait_with_output().unwrap()).await.unwrap();
+            let output = worker.stop("-TERM").await;
             let text = succeeds(&output, &["the account is there and fits", "SIGTERM", "stopped"]);
             assert!(!text.contains(shared.account.key()), "{text}");
         }
@@ -170,12 +193,11 @@ mod on_a_shared_account {
     async fn admin_deletes_only_when_told_yes() {
         let shared = Shared::new().await;
         let admin = |arguments: &'static [&'static str]| shared.run("admin", arguments);
-        let mut worker = shared.example("worker").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let worker = Running::start(shared.example("worker"));
         let start = |arguments: &'static [&'static str]| shared.run("client", arguments);
         succeeds(&start(&["start", "Family", "2", "--instance", "f", "--wait"]).await, &[]);
         succeeds(&start(&["start", "Countdown", "5", "--instance", "c", "--wait"]).await, &["lift-off"]);
-        worker.kill().unwrap();
-        worker.wait().unwrap();
+        drop(worker);
 
         succeeds(&admin(&["list"]).await, &["4 of 4 instances"]);
         succeeds(&admin(&["inspect", "c"]).await, &["Countdown 1.0.0, Completed", "execution 5"]);

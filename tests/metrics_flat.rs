@@ -31,7 +31,7 @@ async fn cost(scene: &Scene, provider: &CosmosDBProvider) -> KindStats {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn metrics_and_depths_cost_the_same_with_ten_and_with_three_thousand_finished_instances() {
-    let scene = Scene::new(16);
+    let scene = Scene::new(64);
     let provider = scene.provider("a").await;
     finish(&provider, "i0", None).await;
     scene.copy("i0", (1..10).map(|n| format!("i{n}"))).await;
@@ -45,7 +45,7 @@ async fn metrics_and_depths_cost_the_same_with_ten_and_with_three_thousand_finis
         let before = scene.account.stats();
         let metrics = admin(&provider).get_system_metrics().await.unwrap();
         let spent = (scene.account.stats() - before).items();
-        if spent.requests < 100 {
+        if spent.requests < 200 {
             break metrics;
         }
     };
@@ -60,7 +60,7 @@ async fn metrics_and_depths_cost_the_same_with_ten_and_with_three_thousand_finis
 
 /// A container in which so many instances have finished, and a provider that has had no part in it.
 async fn finished(count: usize) -> (Scene, CosmosDBProvider) {
-    let scene = Scene::new(1);
+    let scene = Scene::new(4);
     let maker = scene.provider("maker").await;
     finish(&maker, "i0", None).await;
     scene.copy("i0", (1..count).map(|n| format!("i{n}"))).await;

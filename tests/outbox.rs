@@ -145,7 +145,7 @@ async fn a_message_that_its_target_refuses_is_kept_with_the_reason_and_the_other
     let refuse = WireAction::Refuse { status: 400, substatus: None, retry_after: None };
     let refused = WireRule::new(refuse).on(RequestKind::Create).matching(|r| goes_to(r, CHILDREN[1]));
     let refused = scene.account.wire().add(refused);
-    two_turns(&a).await;
+    begin(&a, PARENT, Vec::new(), CHILDREN.iter().map(|child| start_child(child, Some(PARENT))).collect()).await;
     a.shutdown().await;
     let kept = intents(&scene).await;
     assert_eq!(kept.len(), 1);

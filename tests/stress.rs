@@ -66,7 +66,12 @@ async fn wide_orchestrations_all_complete() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn orchestrations_with_large_payloads_all_complete() {
-    let config = LargePayloadConfig { base: config(3, 1), ..LargePayloadConfig::default() };
+    let config = LargePayloadConfig {
+        base: config(3, 1),
+        activity_count: 9,
+        sub_orch_count: 2,
+        ..LargePayloadConfig::default()
+    };
     let result = run_large_payload_test_with_config(&Factory(4), config).await.unwrap();
     all_completed(&result);
 }

@@ -151,8 +151,8 @@ async fn execution_document(
 pub(crate) async fn instance_info(engine: &Arc<Engine>, instance: &str) -> Result<InstanceInfo, ProviderError> {
     const OPERATION: &str = "get_instance_info";
     let Versioned { document, .. } = existing(engine, instance, OPERATION).await?;
-    let mut output = None;
-    if document.is_terminal() {
+    let mut output = document.output.clone();
+    if document.archived {
         let found = execution_document(engine, &document, document.execution, engine.deadline()).await;
         output = found.map_err(|e| e.into_provider_error(OPERATION))?.and_then(|e| e.output);
     }
@@ -187,8 +187,8 @@ pub(crate) async fn execution_info(
     let stored = stored.map_err(|e| e.into_provider_error(OPERATION))?;
     // A current execution that runs has no document of its own yet.
     let found = match stored {
-        Some(stored) if execution != document.execution || document.is_terminal() => stored,
-        _ if execution == document.execution => ExecutionDocument::of(&document, None),
+        Some(stored) if execution != document.execution || document.archived => stored,
+        _ if execution == document.execution => ExecutionDocument::of(&document, document.output.clone()),
         _ => return Err(missing()),
     };
     Ok(ExecutionInfo {

@@ -80,7 +80,7 @@ pub(crate) async fn next_turn(
         match wait.next(dispatch, dispatch.turns.next_due(), engine.now()) {
             Next::GiveUp => return Ok(None),
             Next::Poll(mut pace) => {
-                if let Err(error) = poll::poll(engine, &mut pace).await {
+                if let Err(error) = poll::poll(engine, &mut pace, !wait.patient).await {
                     wait.trouble(error, OPERATION)?;
                 }
             }
@@ -104,7 +104,7 @@ fn poll_if_overdue(engine: &Arc<Engine>) {
     let engine_too = engine.clone();
     engine.spawn(async move {
         let Ok(mut pace) = engine_too.dispatch.pace.try_lock() else { return };
-        if let Err(error) = poll::poll(&engine_too, &mut pace).await {
+        if let Err(error) = poll::poll(&engine_too, &mut pace, false).await {
             warn!(%error, "a poll failed");
         }
     });
@@ -223,7 +223,7 @@ pub(crate) async fn next_work(
         match wait.next(dispatch, dispatch.work.next_due(), engine.now()) {
             Next::GiveUp => return Ok(None),
             Next::Poll(mut pace) => {
-                if let Err(error) = poll::poll(engine, &mut pace).await {
+                if let Err(error) = poll::poll(engine, &mut pace, !wait.patient).await {
                     wait.trouble(error, OPERATION)?;
                 }
             }

@@ -86,6 +86,12 @@ pub(crate) struct InstanceDocument {
     pub(crate) started_at: Millis,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) completed_at: Option<Millis>,
+    /// Its output, where that is small. A large one is in the execution's own document.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) output: Option<String>,
+    /// Whether the current execution has a document of its own.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) archived: bool,
     /// The event ids of the current execution.
     #[serde(default)]
     pub(crate) events: EventSet,
@@ -192,6 +198,8 @@ impl InstanceDocument {
             updated_at: now,
             started_at: now,
             completed_at: None,
+            output: None,
+            archived: false,
             events: EventSet::default(),
             totals: Totals::default(),
             turn: 0,
@@ -461,6 +469,9 @@ pub(crate) struct ExecutionDocument {
 }
 
 impl ExecutionDocument {
+    /// Outputs up to this size stay in the instance's document: a finished instance is hardly ever claimed again.
+    pub(crate) const INLINE: usize = 512;
+
     pub(crate) fn document_id(execution: u64) -> DocumentId {
         DocumentId::new("x", &[&execution.to_string()])
     }

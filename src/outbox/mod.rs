@@ -25,7 +25,7 @@ const CONCURRENCY: usize = 16;
 /// How long a commit waits for its deliveries.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// A process that knows of nothing undelivered looks after others' crashes less often than its interval says.
-const IDLE_FACTOR: u32 = 15;
+const IDLE_FACTOR: u32 = 30;
 
 /// Delivers intents right after the commit that wrote them. The caller waits for a moment only: what takes longer goes on
 /// in the background, and what fails is taken over by the reconciler.
@@ -152,6 +152,16 @@ pub(crate) async fn reconcile(engine: &Arc<Engine>) -> Result<usize, StoreError>
     Ok(found)
 }
 
+/// Takes over in the background what a poll has seen.
+pub(crate) fn reconcile_soon(engine: &Arc<Engine>) {
+    let engine_too = engine.clone();
+    engine.spawn(async move {
+        if let Err(error) = reconcile(&engine_too).await {
+            warn!(%error, "undelivered messages are taken over later");
+        }
+    });
+}
+
 /// Starts the reconciler; it ends with the provider.
 pub(crate) fn start_reconciler(engine: &Arc<Engine>) {
     let (weak, stopping) = (Arc::downgrade(engine), engine.stopping.clone());
@@ -164,7 +174,8 @@ pub(crate) fn start_reconciler(engine: &Arc<Engine>) {
     });
 }
 
-/// Often while there is something to take over, and at the start; rarely otherwise, since it asks every partition.
+/// Often while there is something to take over, and at the start; rarely otherwise, since it asks every partition, and
+/// dispatchers that wait see what is undelivered with their own polls.
 async fn reconcile_forever(engine: Weak<Engine>, interval: Duration) {
     let mut pause = interval;
     loop {
@@ -172,7 +183,7 @@ async fn reconcile_forever(engine: Weak<Engine>, interval: Duration) {
         let Some(engine) = engine.upgrade() else { return };
         engine.forget_expired();
         pause = match reconcile(&engine).await {
-            Ok(0) => (pause * 2).min(interval * IDLE_FACTOR),
+            Ok(0) => (pause * 8).min(interval * IDLE_FACTOR),
             Ok(_) => interval,
             Err(error) => {
                 warn!(%error, "the reconciler tries again");

@@ -89,11 +89,12 @@ pub(crate) const CONTENTS: QueryText = QueryText {
     text: "SELECT c.id, c.type, c.seq, c.execution, ARRAY_LENGTH(c.events) AS events FROM c",
 };
 
-/// Everything that somebody must look at, oldest first: messages, activities, half-finished instances. Index: `due`, `type`.
+/// Everything that somebody must look at, oldest first: messages, activities, intents, half-finished instances. Index: `due`,
+/// `type`.
 pub(crate) const DUE: QueryText = QueryText {
     name: "due",
     text: "SELECT TOP 100 c.id, c.instanceId, c.type, c.due, c.seq, c.starts, c.tag, c.sessionId FROM c \
-           WHERE c.due <= @now AND c.type IN ('message', 'work', 'instance') ORDER BY c.due",
+           WHERE c.due <= @now AND c.type IN ('message', 'work', 'instance', 'intent') ORDER BY c.due",
 };
 
 /// Messages and half-finished instances but those that are known. Index: `due`, `type`, `instanceId`.

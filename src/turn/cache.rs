@@ -106,6 +106,8 @@ impl InstanceCache {
         let mut entries = self.lock();
         let now = entries.by_partition.get(partition).map(|(_, known)| known.etag.clone());
         if now.as_ref() != before {
+            // Which of the two is newer can't be told: the next read asks.
+            entries.seen.remove(partition);
             return;
         }
         match found {

@@ -106,7 +106,7 @@ async fn unclaimable(
     deadline: Deadline,
 ) -> Result<Option<Claimed>, StoreError> {
     if let Some(until) = document.locked_until(engine.now()) {
-        return Ok(Some(Claimed::Locked(until)));
+        return Ok(Some(Claimed::Locked(look_again(engine, document, until))));
     }
     if document.deleting.is_some() {
         // A deletion that was left half-way is finished, or undone where it was never decided.
@@ -120,6 +120,18 @@ async fn unclaimable(
         return Ok(Some(Claimed::Locked(engine.now())));
     }
     Ok(incompatible(document, filter).map(Claimed::Incompatible))
+}
+
+/// When to try a locked instance again. This process tells when its own turn ends; another one may end it any time, so
+/// there is a look now and then before its lock expires.
+fn look_again(engine: &Engine, document: &InstanceDocument, until: Millis) -> Millis {
+    const LOOK_AFTER: Millis = 1_000;
+    let ours = document.lock.as_ref().is_some_and(|lock| engine.turns.contains_key(&lock.token));
+    if ours {
+        return until;
+    }
+    engine.cache.forget(&document.instance_id);
+    until.min(engine.now() + LOOK_AFTER)
 }
 
 /// The version that the execution is pinned to, where the filter does not take it.

@@ -110,10 +110,12 @@ impl Planner<'_> {
             document.name = state.name.clone();
             document.version = state.version.clone();
         } else if ack.execution > document.execution {
-            if !document.is_terminal() {
-                let superseded = ExecutionDocument::of(document, None);
+            if !document.archived {
+                let superseded = ExecutionDocument::of(document, document.output.clone());
                 self.operations.push(Operation::upsert(&superseded)?);
             }
+            document.archived = false;
+            document.output = None;
             document.execution = ack.execution;
             document.status = Some(status::RUNNING.to_owned());
             document.started_at = self.now;
@@ -163,7 +165,14 @@ impl Planner<'_> {
         if ack.execution == document.execution {
             document.status = Some(status.clone());
             document.completed_at = Some(self.now);
-            let ended = ExecutionDocument::of(document, ack.metadata.output.clone());
+            let output = ack.metadata.output.clone();
+            document.archived = output.as_ref().is_some_and(|output| output.len() > ExecutionDocument::INLINE);
+            if !document.archived {
+                document.output = output;
+                return Ok(());
+            }
+            document.output = None;
+            let ended = ExecutionDocument::of(document, output);
             self.add_checked(Operation::upsert(&ended)?, || "the output of the execution".to_owned())?;
         } else if let Some(mut ended) = older {
             ended.status.clone_from(status);

@@ -63,11 +63,13 @@ pub(crate) async fn latest(
     Ok(events.map(|(events, _)| events))
 }
 
-/// While this process holds the lock, nobody else can commit: what it knows is what is there.
+/// While this process holds the lock, nobody else can commit: what it knows is what is there, as long as it is not
+/// committing itself. Then a client may have seen the new state already, and must not be shown the old one after it.
 fn held_here(engine: &Engine, partition: &Partition) -> Option<Vec<Event>> {
     let known = engine.cache.get(partition)?;
     let lock = known.document.lock.as_ref()?;
-    let held = lock.until > engine.now() && engine.turns.contains_key(&lock.token);
+    let idle = engine.turns.get(&lock.token).is_some_and(|handle| handle.state.try_lock().is_ok());
+    let held = idle && lock.until > engine.now();
     known.contents.filter(|_| held).map(|contents| contents.history.as_ref().clone())
 }
 

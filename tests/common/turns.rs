@@ -27,6 +27,9 @@ pub struct Site {
 
 impl Site {
     pub async fn new() -> Self {
+        // Shown where a test fails, as much as RUST_LOG asks for; another test may have been first.
+        let log = tracing_subscriber::fmt().with_env_filter(tracing_subscriber::EnvFilter::from_default_env());
+        drop(log.with_test_writer().try_init());
         let account = LocalAccount::new();
         // The first provider makes the container.
         provider(&account, "maker").await;
@@ -86,7 +89,9 @@ async fn provider(account: &LocalAccount, name: &str) -> CosmosDBProvider {
         // Tests call the reconciler themselves; what is left for it may be taken over at once.
         .with_reconciler_interval(Duration::from_secs(3_600))
         .with_reconciler_age_threshold(Duration::from_millis(1))
-        .with_poll_interval_max(Duration::from_millis(100));
+        .with_poll_interval_max(Duration::from_millis(100))
+        // What another provider has committed is to be seen at once.
+        .with_read_staleness(Duration::ZERO);
     let client = account.client_named(name).await;
     CosmosDBProvider::new_with_client(&client, config).await.expect("a provider")
 }

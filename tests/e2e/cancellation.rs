@@ -17,11 +17,7 @@ fn reason(details: &ErrorDetails) -> &str {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_instance_that_waits_is_cancelled_with_its_reason() {
     let orchestrations = OrchestrationRegistry::builder()
-        .register("Patient", |ctx: OrchestrationContext, _: String| async move {
-            let timer = ctx.schedule_timer(Duration::from_secs(3600));
-            ctx.select2(ctx.schedule_wait("Never"), timer).await;
-            Ok(String::new())
-        })
+        .register("Patient", |ctx: OrchestrationContext, _: String| async move { Ok(ctx.schedule_wait("Never").await) })
         .build();
     let scene = Scene::new(ActivityRegistry::builder().build(), orchestrations).await;
     scene.start("patient", "Patient", "").await;
@@ -34,10 +30,7 @@ async fn an_instance_that_waits_is_cancelled_with_its_reason() {
     scene.client.cancel_instance("patient", "again").await.unwrap();
     scene.client.raise_event("patient", "Never", "too late").await.unwrap();
     // What comes for an instance that is over is consumed.
-    eventually("the queue is empty", || async {
-        scene.client.get_queue_depths().await.unwrap().orchestrator_queue == 0
-    })
-    .await;
+    scene.quiet().await;
     assert_eq!(scene.history("patient").await, before);
     assert_eq!(scene.client.get_instance_info("patient").await.unwrap().status, "Failed");
     scene.stop().await;

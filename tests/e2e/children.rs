@@ -7,9 +7,7 @@ use duroxide::{
 };
 
 fn echo() -> ActivityRegistry {
-    ActivityRegistry::builder()
-        .register("Echo", |_: ActivityContext, input: String| async move { Ok(input) })
-        .build()
+    ActivityRegistry::builder().register("Echo", |_: ActivityContext, input: String| async move { Ok(input) }).build()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -108,7 +106,8 @@ async fn children_may_be_called_anything() {
         })
         .register_typed("Parent", |ctx: OrchestrationContext, names: Vec<String>| async move {
             let call = |name: &String| ctx.schedule_sub_orchestration_with_id("Child", name.as_str(), name.as_str());
-            let all: Result<Vec<String>, String> = ctx.join(names.iter().map(call).collect()).await.into_iter().collect();
+            let all: Result<Vec<String>, String> =
+                ctx.join(names.iter().map(call).collect()).await.into_iter().collect();
             all
         })
         .build();

@@ -9,9 +9,10 @@ use duroxide::{
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_execution_begins_anew_and_keeps_its_history() {
     let activities = ActivityRegistry::builder()
-        .register("Page", |ctx: ActivityContext, input: String| async move {
-            Ok(format!("{}:{input}", ctx.execution_id()))
-        })
+        .register(
+            "Page",
+            |ctx: ActivityContext, input: String| async move { Ok(format!("{}:{input}", ctx.execution_id())) },
+        )
         .build();
     let orchestrations = OrchestrationRegistry::builder()
         .register("Pages", |ctx: OrchestrationContext, input: String| async move {

@@ -201,9 +201,10 @@ async fn an_orchestration_that_nobody_registered_is_poison_in_the_end() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_activity_that_nobody_registered_is_poison_in_the_end() {
     let orchestrations = OrchestrationRegistry::builder()
-        .register("Job", |ctx: OrchestrationContext, _: String| async move {
-            ctx.schedule_activity("Nowhere", "").await
-        })
+        .register(
+            "Job",
+            |ctx: OrchestrationContext, _: String| async move { ctx.schedule_activity("Nowhere", "").await },
+        )
         .build();
     let scene = Scene::with(short_of_patience(), no_activities(), orchestrations).await;
     scene.start("job", "Job", "").await;
@@ -211,7 +212,9 @@ async fn an_activity_that_nobody_registered_is_poison_in_the_end() {
     match scene.failure("job").await {
         ErrorDetails::Poison { attempt_count, message_type, .. } => {
             assert_eq!(attempt_count, 4, "each attempt counts once");
-            assert!(matches!(message_type, PoisonMessageType::Activity { activity_name, .. } if activity_name == "Nowhere"));
+            assert!(
+                matches!(message_type, PoisonMessageType::Activity { activity_name, .. } if activity_name == "Nowhere")
+            );
         }
         other => panic!("{other:?}"),
     }

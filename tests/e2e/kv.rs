@@ -8,9 +8,7 @@ use duroxide::{
 use std::collections::HashMap;
 
 fn echo() -> ActivityRegistry {
-    ActivityRegistry::builder()
-        .register("Echo", |_: ActivityContext, input: String| async move { Ok(input) })
-        .build()
+    ActivityRegistry::builder().register("Echo", |_: ActivityContext, input: String| async move { Ok(input) }).build()
 }
 
 fn map(pairs: &[(&str, &str)]) -> HashMap<String, String> {

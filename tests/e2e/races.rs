@@ -78,9 +78,7 @@ async fn an_activity_that_lost_before_it_ran_never_runs() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_first_of_three_wins_and_a_losing_child_is_cancelled() {
     let orchestrations = OrchestrationRegistry::builder()
-        .register("Patient", |ctx: OrchestrationContext, _: String| async move {
-            Ok(ctx.schedule_wait("Never").await)
-        })
+        .register("Patient", |ctx: OrchestrationContext, _: String| async move { Ok(ctx.schedule_wait("Never").await) })
         .register("Race", |ctx: OrchestrationContext, _: String| async move {
             let child = ctx.schedule_sub_orchestration_with_id("Patient", "child", "");
             let timer = ctx.schedule_timer(Duration::from_secs(3600));

@@ -22,9 +22,10 @@ async fn what_waits_goes_on_in_the_next_process() {
     };
     let orchestrations = || {
         OrchestrationRegistry::builder()
-            .register("Child", |ctx: OrchestrationContext, _: String| async move {
-                Ok(ctx.schedule_wait("Go on").await)
-            })
+            .register(
+                "Child",
+                |ctx: OrchestrationContext, _: String| async move { Ok(ctx.schedule_wait("Go on").await) },
+            )
             .register("Job", |ctx: OrchestrationContext, _: String| async move {
                 ctx.set_kv_value("phase", "one");
                 ctx.set_custom_status("one");

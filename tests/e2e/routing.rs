@@ -45,7 +45,8 @@ async fn an_activity_runs_where_its_tag_is_served() {
     let ran = [["plain cpu"; 3], ["render gpu"; 3]].concat();
     assert_eq!(notes.sorted(), ran);
     let history = gpu.history("render").await;
-    let tagged = |e: &&duroxide::Event| matches!(&e.kind, EventKind::ActivityScheduled { tag: Some(t), .. } if t == "gpu");
+    let tagged =
+        |e: &&duroxide::Event| matches!(&e.kind, EventKind::ActivityScheduled { tag: Some(t), .. } if t == "gpu");
     assert_eq!(history.iter().filter(tagged).count(), 3);
     cpu.stop().await;
     gpu.stop().await;
@@ -152,8 +153,7 @@ async fn a_session_moves_when_its_owner_is_gone() {
     };
     let one = Scene::with(node("one"), activities("one", &notes), orchestrations()).await;
     one.start("talk", "Talk", "").await;
-    notes.has("first one").await;
-    one.quiet().await;
+    one.recorded("talk", 1, "ExternalSubscribed").await;
     let account = one.stop().await;
 
     let two = Scene::on(&account, node("two"), activities("two", &notes), orchestrations()).await;

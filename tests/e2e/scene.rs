@@ -118,6 +118,15 @@ impl Scene {
         names(&self.history(instance).await)
     }
 
+    /// Waits until an execution has recorded an event of that name.
+    pub async fn recorded(&self, instance: &str, execution: u64, name: &str) {
+        eventually(name, || async {
+            let history = self.client.read_execution_history(instance, execution).await.unwrap_or_default();
+            names(&history).iter().any(|n| n == name)
+        })
+        .await;
+    }
+
     /// Waits until nothing is left in the queues.
     pub async fn quiet(&self) {
         eventually("the queues are empty", || async {

@@ -69,6 +69,7 @@ async fn a_status_outlives_its_execution_and_its_instance_s_end() {
 
     let (status, version) = next(&scene.client, "worker", 0).await;
     assert_eq!(status.as_deref(), Some("from the first execution"));
+    scene.recorded("worker", 2, "ExternalSubscribed").await;
     scene.client.raise_event("worker", "Finish", "").await.unwrap();
 
     assert_eq!(scene.output("worker").await, "from the first execution");

@@ -1,0 +1,132 @@
+//! Ten megabytes of values, written by one execution: clients see them at once, the execution itself from its own history,
+//! and the next execution finds them in its snapshot.
+
+#[path = "common/scene.rs"]
+mod scene;
+
+use duroxide::{
+    providers::Provider,
+    runtime::{registry::ActivityRegistry, Runtime},
+    Client, Event, EventKind, OrchestrationContext, OrchestrationRegistry, OrchestrationStatus,
+};
+use duroxide_cosmos::CosmosDBProvider;
+use scene::*;
+use std::sync::Arc;
+
+const KEYS: usize = 150;
+const VALUE: usize = 64 * 1024;
+
+fn key(n: usize) -> String {
+    format!("key/{n}")
+}
+
+fn value(n: usize) -> String {
+    let digit = char::from_digit((n % 10) as u32, 10).unwrap();
+    digit.to_string().repeat(VALUE)
+}
+
+/// An execution's first events: it starts, and writes every key.
+fn writes(instance: &str, execution: u64) -> Vec<Event> {
+    let mut events = vec![started(instance, execution)];
+    events.extend((0..KEYS).map(|n| {
+        let kind = EventKind::KeyValueSet { key: key(n), value: value(n), last_updated_at_ms: 1_000 + n as u64 };
+        event(instance, execution, 2 + n as u64, kind)
+    }));
+    events
+}
+
+/// What clients see, asked in both ways.
+async fn clients_see_all(provider: &CosmosDBProvider) {
+    let all = provider.get_kv_all_values("i").await.unwrap();
+    assert_eq!(all.len(), KEYS);
+    for n in 0..KEYS {
+        assert_eq!(all[&key(n)], value(n));
+    }
+    assert_eq!(provider.get_kv_value("i", &key(149)).await.unwrap(), Some(value(149)));
+    assert_eq!(provider.get_kv_value("i", "key/150").await.unwrap(), None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn values_are_seen_by_clients_at_once_and_join_the_snapshot_when_the_execution_ends() {
+    let scene = Scene::new(1);
+    let (a, b) = (scene.provider("a").await, scene.provider("b").await);
+    a.enqueue_for_orchestrator(start("i"), None).await.unwrap();
+    let (item, token, _) = next_turn(&a, LONG).await;
+    assert!(item.kv_snapshot.is_empty());
+    commit(&a, &token, writes("i", 1), Vec::new(), Vec::new(), running()).await.unwrap();
+    clients_see_all(&a).await;
+    clients_see_all(&b).await;
+
+    // The same execution's next turn, for the process that committed the last and for another.
+    for provider in [&a, &b] {
+        provider.enqueue_for_orchestrator(external("i", "news"), None).await.unwrap();
+        let (item, token, _) = next_turn(provider, LONG).await;
+        assert_eq!(item.history.len(), 1 + KEYS);
+        assert!(item.kv_snapshot.is_empty(), "what the execution wrote comes from its own history");
+        provider.abandon_orchestration_item(&token, None, true).await.unwrap();
+    }
+    let (_, token, _) = next_turn(&b, LONG).await;
+    let last = vec![completed("i", 1, 2 + KEYS as u64)];
+    commit(&b, &token, last, Vec::new(), vec![again("i")], ended("ContinuedAsNew")).await.unwrap();
+
+    // The next execution begins with them, wherever it runs.
+    for provider in [&a, &b] {
+        let (item, token, _) = next_turn(provider, LONG).await;
+        assert_eq!(item.kv_snapshot.len(), KEYS);
+        assert_eq!(item.kv_snapshot[&key(7)].value, value(7));
+        assert_eq!(item.kv_snapshot[&key(7)].last_updated_at_ms, 1_007);
+        provider.abandon_orchestration_item(&token, None, true).await.unwrap();
+    }
+    let (_, token, _) = next_turn(&a, LONG).await;
+    let overwrite = EventKind::KeyValueSet { key: key(0), value: "new".to_owned(), last_updated_at_ms: 9_000 };
+    let cleared = EventKind::KeyValueCleared { key: key(1) };
+    let events = vec![started("i", 2), event("i", 2, 2, overwrite), event("i", 2, 3, cleared)];
+    commit(&a, &token, events, Vec::new(), Vec::new(), running()).await.unwrap();
+
+    // Clients see what it changed; its own snapshot is still what it began with.
+    for provider in [&a, &b] {
+        assert_eq!(provider.get_kv_value("i", &key(0)).await.unwrap().as_deref(), Some("new"));
+        assert_eq!(provider.get_kv_value("i", &key(1)).await.unwrap(), None);
+        assert_eq!(provider.get_kv_all_values("i").await.unwrap().len(), KEYS - 1);
+        provider.enqueue_for_orchestrator(external("i", "news"), None).await.unwrap();
+        let (item, token, _) = next_turn(provider, LONG).await;
+        assert_eq!(item.kv_snapshot.len(), KEYS);
+        assert_eq!(item.kv_snapshot[&key(0)].value, value(0));
+        assert_eq!(item.kv_snapshot[&key(1)].value, value(1));
+        provider.abandon_orchestration_item(&token, None, true).await.unwrap();
+    }
+    let stats = a.get_instance_stats("i").await.unwrap().unwrap();
+    assert_eq!(stats.kv_user_key_count, KEYS as u64 - 1);
+    assert_eq!(stats.kv_total_value_bytes, (VALUE * (KEYS - 2) + 3) as u64);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_orchestration_writes_ten_megabytes_of_values_and_its_next_execution_reads_them() {
+    let scene = Scene::new(1);
+    let provider = Arc::new(scene.provider("a").await);
+    let orchestrations = OrchestrationRegistry::builder()
+        .register("Values", |context: OrchestrationContext, input: String| async move {
+            if input == "write" {
+                for n in 0..KEYS {
+                    context.set_kv_value(key(n), value(n));
+                }
+                context.schedule_wait("go on").await;
+                return context.continue_as_new("read").await;
+            }
+            let right = (0..KEYS).filter(|n| context.get_kv_value(&key(*n)) == Some(value(*n))).count();
+            Ok(right.to_string())
+        })
+        .build();
+    let runtime = Runtime::start_with_store(provider.clone(), ActivityRegistry::builder().build(), orchestrations).await;
+    let client = Client::new(provider.clone());
+    client.start_orchestration("i", "Values", "write").await.unwrap();
+    client.wait_for_kv_value("i", &key(KEYS - 1), PATIENCE).await.unwrap();
+    assert_eq!(client.get_kv_all_values("i").await.unwrap().len(), KEYS);
+    client.raise_event("i", "go on", "").await.unwrap();
+    match client.wait_for_orchestration("i", PATIENCE).await.unwrap() {
+        OrchestrationStatus::Completed { output, .. } => assert_eq!(output, KEYS.to_string()),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(client.get_kv_all_values("i").await.unwrap().len(), KEYS);
+    runtime.shutdown(None).await;
+}

@@ -1,0 +1,259 @@
+//! Throttling and outages of three seconds, shorter than a turn's lock by default: calls under a lock ride them out, waiting
+//! for work sits them out, and duroxide's runtime never hears of them.
+
+#[path = "common/scene.rs"]
+mod scene;
+
+use duroxide::{
+    providers::Provider,
+    runtime::{registry::ActivityRegistry, Runtime, RuntimeOptions},
+    ActivityContext, Client, EventKind, OrchestrationContext, OrchestrationRegistry, OrchestrationStatus,
+};
+use duroxide_cosmos_emulator::{
+    fault_injection::{
+        FaultInjectionConditionBuilder, FaultInjectionErrorType, FaultInjectionResultBuilder, FaultInjectionRuleBuilder,
+    },
+    WireAction, WireRule, WireRuleHandle,
+};
+use scene::*;
+use std::{
+    sync::{
+        atomic::{AtomicUsize, Ordering},
+        Arc,
+    },
+    time::Duration,
+};
+
+/// How long the trouble lasts.
+const OUTAGE: Duration = Duration::from_secs(3);
+/// A turn's lock by default.
+const TURN_LOCK: Duration = Duration::from_secs(5);
+
+fn throttled() -> WireAction {
+    WireAction::Refuse { status: 429, substatus: Some(3200), retry_after: Some(Duration::from_millis(300)) }
+}
+
+fn unavailable() -> WireAction {
+    WireAction::Refuse { status: 503, substatus: None, retry_after: None }
+}
+
+/// The trouble begins, for everybody.
+fn begin_outage(scene: &Scene, action: WireAction) -> WireRuleHandle {
+    scene.account.wire().add(WireRule::new(action))
+}
+
+/// The trouble lasts its time from its first victim on, then it ends.
+async fn end_outage(outage: WireRuleHandle) {
+    outage.wait_for_hits(1).await;
+    tokio::time::sleep(OUTAGE).await;
+    outage.remove();
+}
+
+/// Every call under a lock, and those that have none, while `action` is done to every request for three seconds.
+async fn every_call_rides_out(action: WireAction) {
+    let scene = Scene::new(1);
+    let provider = scene.provider("a").await;
+    begin(&provider, "acked", Vec::new(), Vec::new()).await;
+    begin(&provider, "renewed", Vec::new(), Vec::new()).await;
+    begin(&provider, "works", vec![activity("works", 2), activity("works", 3)], Vec::new()).await;
+    let (done_work, done_token, _) = next_work(&provider, Duration::from_secs(30)).await;
+    let (_, renewed_token, _) = next_work(&provider, TURN_LOCK).await;
+    provider.enqueue_for_orchestrator(external("acked", "news"), None).await.unwrap();
+    provider.enqueue_for_orchestrator(external("renewed", "news"), None).await.unwrap();
+    let (first, ack_token, _) = next_turn(&provider, TURN_LOCK).await;
+    let (_, renew_token, _) = next_turn(&provider, TURN_LOCK).await;
+    assert_eq!(first.instance, "acked");
+    // Another process has something to fetch.
+    let other = scene.provider("b").await;
+    provider.enqueue_for_orchestrator(start("fetched"), None).await.unwrap();
+
+    let outage = begin_outage(&scene, action);
+    let id = match done_work {
+        duroxide::providers::WorkItem::ActivityExecute { id, .. } => id,
+        other => panic!("{other:?}"),
+    };
+    let events = vec![note("acked", 1, 2)];
+    let (acked, renewed, completed, kept, read, enqueued, fetched, ()) = tokio::join!(
+        commit(&provider, &ack_token, events, Vec::new(), Vec::new(), running()),
+        provider.renew_orchestration_item_lock(&renew_token, TURN_LOCK),
+        provider.ack_work_item(&done_token, Some(done("works", id))),
+        provider.renew_work_item_lock(&renewed_token, TURN_LOCK),
+        other.read("works"),
+        other.enqueue_for_orchestrator(external("works", "news"), None),
+        other.fetch_orchestration_item(LONG, PATIENCE, None),
+        end_outage(outage),
+    );
+    acked.expect("the commit");
+    renewed.expect("the renewal of a turn");
+    completed.expect("the end of an activity");
+    kept.expect("the renewal of an activity");
+    assert_eq!(read.expect("a read").len(), 1);
+    enqueued.expect("a message");
+    assert!(fetched.expect("a fetch").is_some(), "work that was there before the outage");
+    // Each happened once.
+    assert_eq!(provider.read("acked").await.unwrap().len(), 2);
+    assert_eq!(scene.of_kind("works", "work").await.len(), 1);
+    assert_eq!(scene.of_kind("works", "message").await.len(), 2);
+    // And the locks are still good.
+    provider.renew_work_item_lock(&renewed_token, TURN_LOCK).await.unwrap();
+    let events = vec![note("renewed", 1, 2)];
+    commit(&provider, &renew_token, events, Vec::new(), Vec::new(), running()).await.unwrap();
+}
+
+#[tokio::test]
+async fn every_call_rides_out_three_seconds_of_throttling() {
+    every_call_rides_out(throttled()).await;
+}
+
+#[tokio::test]
+async fn every_call_rides_out_three_seconds_without_service() {
+    every_call_rides_out(unavailable()).await;
+}
+
+#[tokio::test]
+async fn every_call_rides_out_three_seconds_without_connections() {
+    every_call_rides_out(WireAction::FailConnection).await;
+}
+
+#[tokio::test]
+async fn every_call_rides_out_three_seconds_in_which_answers_are_lost() {
+    every_call_rides_out(WireAction::LoseAnswer).await;
+}
+
+#[tokio::test]
+async fn faults_of_the_sdks_own_in_every_operation_are_ridden_out() {
+    let scene = Scene::new(1);
+    let errors = [
+        FaultInjectionErrorType::TooManyRequests,
+        FaultInjectionErrorType::ServiceUnavailable,
+        FaultInjectionErrorType::InternalServerError,
+        FaultInjectionErrorType::ConnectionError,
+        FaultInjectionErrorType::ResponseTimeout,
+    ];
+    for (n, error) in errors.into_iter().enumerate() {
+        let result = FaultInjectionResultBuilder::new().with_error(error).with_probability(0.3).build();
+        let rule = FaultInjectionRuleBuilder::new(format!("rule {n}"), result)
+            .with_condition(FaultInjectionConditionBuilder::new().build())
+            .build();
+        rule.disable();
+        let rule = Arc::new(rule);
+        let name = format!("client {n}");
+        let client = scene.account.client_with(&name, vec![rule.clone()], |builder| builder).await.unwrap();
+        let provider = duroxide_cosmos::CosmosDBProvider::new_with_client(&client, quiet()).await.unwrap();
+        rule.enable();
+        for round in 0..5 {
+            let instance = format!("i{n} {round}");
+            begin(&provider, &instance, vec![activity(&instance, 2)], Vec::new()).await;
+            let (_, token, _) = next_work(&provider, LONG).await;
+            provider.renew_work_item_lock(&token, LONG).await.unwrap();
+            provider.ack_work_item(&token, Some(done(&instance, 2))).await.unwrap();
+            let (item, token, _) = next_turn(&provider, LONG).await;
+            assert_eq!(item.messages.len(), 1);
+            provider.renew_orchestration_item_lock(&token, LONG).await.unwrap();
+            let events = vec![completed(&instance, 1, 2)];
+            commit(&provider, &token, events, Vec::new(), Vec::new(), ended("Completed")).await.unwrap();
+            assert_eq!(provider.read(&instance).await.unwrap().len(), 2);
+        }
+        assert!(rule.hit_count() > 5, "{n}: {}", rule.hit_count());
+        rule.disable();
+    }
+}
+
+/// Runs ten chains of activities through an outage that begins in their midst, with duroxide's runtime.
+async fn a_runtime_never_hears_of(action: WireAction, options: RuntimeOptions) {
+    const CHAINS: usize = 10;
+    const LINKS: usize = 10;
+    let scene = Scene::new(1);
+    let provider = Arc::new(scene.provider("a").await);
+    let (runs, cancelled) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (runs_too, cancelled_too) = (runs.clone(), cancelled.clone());
+    let outage_is_over = tokio_util::sync::CancellationToken::new();
+    let over = outage_is_over.clone();
+    let activities = ActivityRegistry::builder()
+        .register("Link", move |_: ActivityContext, input: String| {
+            runs_too.fetch_add(1, Ordering::SeqCst);
+            async move { Ok(format!("{input}.")) }
+        })
+        .register("Long", move |context: ActivityContext, input: String| {
+            let (over, cancelled) = (over.clone(), cancelled_too.clone());
+            async move {
+                tokio::select! {
+                    () = over.cancelled() => {}
+                    () = context.cancelled() => {
+                        cancelled.fetch_add(1, Ordering::SeqCst);
+                    }
+                }
+                Ok(input)
+            }
+        })
+        .build();
+    let orchestrations = OrchestrationRegistry::builder()
+        .register("Chain", |context: OrchestrationContext, input: String| async move {
+            let mut text = input;
+            for _ in 0..LINKS {
+                text = context.schedule_activity("Link", text).await?;
+            }
+            Ok(text)
+        })
+        .register("Wait", |context: OrchestrationContext, input: String| async move {
+            context.schedule_activity("Long", input).await
+        })
+        .build();
+    let runtime = Runtime::start_with_options(provider.clone(), activities, orchestrations, options).await;
+    let client = Client::new(provider.clone());
+    client.start_orchestration("wait", "Wait", "waited").await.unwrap();
+    for n in 0..CHAINS {
+        client.start_orchestration(format!("chain {n}"), "Chain", "").await.unwrap();
+    }
+    // In their midst: some activities have run, most have not.
+    let midst = WireRule::new(WireAction::Delay(Duration::ZERO)).on(duroxide_cosmos_emulator::RequestKind::Batch);
+    let midst = scene.account.wire().add(midst);
+    midst.wait_for_hits(40).await;
+    midst.remove();
+    let outage = begin_outage(&scene, action);
+    let ended = outage.clone();
+    let ending = async {
+        end_outage(outage).await;
+        outage_is_over.cancel();
+    };
+    let (first, ()) = tokio::join!(client.wait_for_orchestration("chain 0", PATIENCE), ending);
+    assert!(ended.hits() > 10);
+    assert!(matches!(first.unwrap(), OrchestrationStatus::Completed { .. }), "a client that waited all the time");
+    for n in 0..CHAINS {
+        let instance = format!("chain {n}");
+        match client.wait_for_orchestration(&instance, PATIENCE).await.unwrap() {
+            OrchestrationStatus::Completed { output, .. } => assert_eq!(output, ".".repeat(LINKS)),
+            other => panic!("{instance}: {other:?}"),
+        }
+        let history = provider.read(&instance).await.unwrap();
+        let failures = history.iter().filter(|event| matches!(event.kind, EventKind::ActivityFailed { .. })).count();
+        assert_eq!(failures, 0);
+    }
+    let waited = client.wait_for_orchestration("wait", PATIENCE).await.unwrap();
+    assert!(matches!(waited, OrchestrationStatus::Completed { ref output, .. } if output == "waited"), "{waited:?}");
+    assert_eq!(cancelled.load(Ordering::SeqCst), 0, "no activity was cancelled");
+    assert_eq!(runs.load(Ordering::SeqCst), CHAINS * LINKS, "each activity ran once");
+    runtime.shutdown(None).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_runtime_never_hears_of_throttling() {
+    a_runtime_never_hears_of(throttled(), RuntimeOptions::default()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_runtime_never_hears_of_an_unavailable_service() {
+    a_runtime_never_hears_of(unavailable(), RuntimeOptions::default()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_runtime_never_hears_of_failing_connections() {
+    a_runtime_never_hears_of(WireAction::FailConnection, RuntimeOptions::default()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_runtime_that_renews_its_activities_during_an_outage_cancels_none() {
+    // Renewed every two seconds and a half: in the outage's midst.
+    let options = RuntimeOptions { worker_lock_timeout: Duration::from_secs(5), ..RuntimeOptions::default() };
+    a_runtime_never_hears_of(unavailable(), options).await;
+}

@@ -1,0 +1,139 @@
+//! Instances share a session, and one worker at a time owns it, whichever provider it works with.
+
+#[path = "common/scene.rs"]
+mod scene;
+
+use duroxide::providers::{Provider, SessionFetchConfig, TagFilter, WorkItem};
+use duroxide_cosmos::CosmosDBProvider;
+use scene::*;
+use std::{
+    collections::BTreeSet,
+    sync::{
+        atomic::{AtomicUsize, Ordering},
+        Mutex,
+    },
+    time::{Duration, Instant},
+};
+
+const SESSION: &str = "shared";
+
+fn owner(name: &str, lock: Duration) -> SessionFetchConfig {
+    SessionFetchConfig { owner_id: name.to_owned(), lock_timeout: lock }
+}
+
+/// Two instances, each with so many activities in the session.
+async fn prepare(provider: &CosmosDBProvider, each: u64) {
+    for instance in ["i1", "i2"] {
+        let work = (2..2 + each).map(|id| activity_with(instance, id, Some(SESSION), None)).collect();
+        begin(provider, instance, work, Vec::new()).await;
+    }
+}
+
+async fn fetch(provider: &CosmosDBProvider, owner: &SessionFetchConfig, patience: Duration) -> Option<Work> {
+    provider.fetch_work_item(LONG, patience, Some(owner), &TagFilter::Any).await.unwrap()
+}
+
+fn identity(item: &WorkItem) -> (String, u64) {
+    match item {
+        WorkItem::ActivityExecute { instance, id, .. } => (instance.clone(), *id),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn while_one_worker_owns_a_session_another_gets_none_of_it_from_any_instance() {
+    let scene = Scene::new(4);
+    let (a, b) = (scene.provider("a").await, scene.provider("b").await);
+    prepare(&a, 2).await;
+    let (mine, theirs) = (owner("mine", LONG), owner("theirs", LONG));
+    let mut seen = BTreeSet::new();
+    for _ in 0..4 {
+        assert!(fetch(&b, &theirs, NOW).await.is_none() || seen.is_empty());
+        let (item, ..) = fetch(&a, &mine, PATIENCE).await.expect("an item of a session that is ours");
+        seen.insert(identity(&item));
+    }
+    assert_eq!(seen.len(), 4, "the owner gets those of both instances: {seen:?}");
+    assert_eq!(scene.documents().await.iter().filter(|d| d["type"] == "session").count(), 1);
+}
+
+#[tokio::test]
+async fn a_session_whose_owner_is_gone_is_taken_over_when_its_lock_expires() {
+    let scene = Scene::new(1);
+    let (a, b) = (scene.provider("a").await, scene.provider("b").await);
+    prepare(&a, 1).await;
+    fetch(&a, &owner("gone", Duration::from_millis(300)), PATIENCE).await.expect("an item");
+    let (item, ..) = fetch(&b, &owner("next", LONG), PATIENCE).await.expect("the other instance's item");
+    assert_eq!(identity(&item).1, 2);
+    // The former owner does not own it any more.
+    assert!(fetch(&a, &owner("gone", LONG), NOW).await.is_none());
+}
+
+/// A time in which an owner held an item of the session under a session lock that was certainly valid.
+struct Held {
+    owner: usize,
+    from: Instant,
+    until: Instant,
+}
+
+/// A worker that takes items until all are done. Now and then it works longer than the session's lock lasts.
+async fn work(
+    worker: usize,
+    provider: &CosmosDBProvider,
+    rounds: usize,
+    done_so_far: &AtomicUsize,
+    held: &Mutex<Vec<Held>>,
+    seen: &Mutex<BTreeSet<(String, u64)>>,
+) -> usize {
+    const LOCK: Duration = Duration::from_millis(60);
+    let config = owner(&format!("worker {worker}"), LOCK);
+    let mut mine = 0;
+    while done_so_far.load(Ordering::SeqCst) < rounds {
+        let asked = Instant::now();
+        let Some((item, token, attempts)) = fetch(provider, &config, Duration::from_millis(200)).await else { continue };
+        let from = Instant::now();
+        assert_eq!(attempts, 1);
+        let (instance, id) = identity(&item);
+        assert!(seen.lock().unwrap().insert((instance.clone(), id)), "{instance} {id} was handed out twice");
+        mine += 1;
+        if mine % 4 == 0 {
+            tokio::time::sleep(LOCK * 2).await;
+        } else {
+            tokio::task::yield_now().await;
+        }
+        // The lock was written at some time after the fetch began.
+        let until = Instant::now().min(asked + LOCK);
+        if from < until {
+            held.lock().unwrap().push(Held { owner: worker, from, until });
+        }
+        provider.ack_work_item(&token, Some(done(&instance, id))).await.unwrap();
+        done_so_far.fetch_add(1, Ordering::SeqCst);
+    }
+    mine
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_workers_that_compete_for_a_session_never_own_it_at_the_same_time() {
+    const ROUNDS: usize = 100;
+    let scene = Scene::new(2);
+    let (a, b) = (scene.provider("a").await, scene.provider("b").await);
+    prepare(&a, ROUNDS as u64 / 2).await;
+    let (held, seen, count) = (Mutex::default(), Mutex::default(), AtomicUsize::new(0));
+    let (of_a, of_b) = tokio::join!(
+        work(1, &a, ROUNDS, &count, &held, &seen),
+        work(2, &b, ROUNDS, &count, &held, &seen),
+    );
+    assert_eq!(of_a + of_b, ROUNDS);
+    assert!(of_a > 0 && of_b > 0, "{of_a} and {of_b}: the session changed hands");
+    let held = held.into_inner().unwrap();
+    assert!(held.len() > ROUNDS / 2);
+    for (n, one) in held.iter().enumerate() {
+        for other in held[n + 1..].iter().filter(|other| other.owner != one.owner) {
+            assert!(one.until <= other.from || other.until <= one.from, "two owners at once");
+        }
+    }
+    // Both instances have all their completions.
+    for instance in ["i1", "i2"] {
+        assert_eq!(scene.of_kind(instance, "message").await.len(), ROUNDS / 2);
+        assert!(scene.of_kind(instance, "work").await.is_empty());
+    }
+}
