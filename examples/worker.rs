@@ -28,13 +28,7 @@ use duroxide::{
 use duroxide_cosmos::CosmosDBProvider;
 use duroxide_cosmos_emulator::{LocalAccount, Served};
 use metrics_exporter_prometheus::PrometheusBuilder;
-use std::{
-    io::IsTerminal,
-    net::Ipv4Addr,
-    process::ExitCode,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{io::IsTerminal, net::Ipv4Addr, process::ExitCode, sync::Arc, time::Instant};
 use tracing::info;
 use tracing_subscriber::EnvFilter;
 
@@ -88,10 +82,8 @@ async fn run(options: Options) -> anyhow::Result<()> {
     .await;
     let names: Vec<_> = workflows::ORCHESTRATIONS.iter().map(|(name, ..)| *name).collect();
     info!(orchestrations = names.join(", "), "working; stop with Ctrl-C");
-    tokio::select! {
-        signal = told_to_stop() => info!(signal = signal?, grace_seconds = options.grace, "stopping"),
-        () = publish_costs(&provider) => {}
-    }
+    let signal = told_to_stop().await?;
+    info!(signal, grace_seconds = options.grace, "stopping");
 
     // First the runtime, which finishes or gives back what it holds; then the provider, which delivers what was committed.
     runtime.shutdown(Some(options.grace * 1_000)).await;
@@ -117,7 +109,7 @@ fn init_logging(format: LogFormat) {
     }
 }
 
-/// duroxide reports through the `metrics` facade: whatever recorder is installed before the runtime starts gets it all.
+/// duroxide and the provider report through the `metrics` facade: whatever recorder is installed before they start gets it all.
 fn init_metrics(port: Option<u16>) -> anyhow::Result<()> {
     let Some(port) = port else { return Ok(()) };
     let exporter = PrometheusBuilder::new().with_http_listener((Ipv4Addr::UNSPECIFIED, port));
@@ -173,22 +165,6 @@ fn runtime_options(options: &Options) -> RuntimeOptions {
         worker_concurrency: options.activities as usize,
         worker_node_id: options.name.clone(),
         ..RuntimeOptions::default()
-    }
-}
-
-/// Puts what the provider has spent beside duroxide's own metrics, every ten seconds. Never ends.
-async fn publish_costs(provider: &CosmosDBProvider) {
-    let mut every = tokio::time::interval(Duration::from_secs(10));
-    loop {
-        every.tick().await;
-        for (kind, spent) in provider.request_statistics().iter() {
-            let kind = kind.as_str();
-            metrics::counter!("example_cosmos_requests_total", "operation" => kind).absolute(spent.requests);
-            metrics::counter!("example_cosmos_throttled_total", "operation" => kind).absolute(spent.throttled);
-            metrics::counter!("example_cosmos_retried_total", "operation" => kind).absolute(spent.retried);
-            metrics::counter!("example_cosmos_request_units_total", "operation" => kind)
-                .absolute(spent.charge.round() as u64);
-        }
     }
 }
 

@@ -24,6 +24,8 @@ pub(crate) struct Engine {
     pub(crate) works: DashMap<String, Arc<WorkHandle>>,
     pub(crate) cache: InstanceCache,
     pub(crate) dispatch: Dispatch,
+    /// Held while what a poll has seen of others' messages is delivered.
+    pub(crate) reconciling: tokio::sync::Mutex<()>,
     /// Cancelled when the provider is dropped.
     pub(crate) stopping: CancellationToken,
     pub(crate) tasks: TaskTracker,
@@ -38,6 +40,7 @@ impl Engine {
             dispatch: Dispatch::new(&config),
             turns: DashMap::new(),
             works: DashMap::new(),
+            reconciling: tokio::sync::Mutex::default(),
             stopping: CancellationToken::new(),
             tasks: TaskTracker::new(),
             store,

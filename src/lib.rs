@@ -104,6 +104,7 @@ mod dispatch;
 mod engine;
 mod enqueue;
 mod model;
+mod observe;
 mod outbox;
 mod provider;
 mod store;

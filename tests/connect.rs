@@ -15,9 +15,10 @@ use azure_core::{
     credentials::{AccessToken, TokenCredential, TokenRequestOptions},
     time::OffsetDateTime,
 };
+use azure_data_cosmos::models::IndexingPolicy;
 use duroxide_cosmos::{
-    Cloud, ConfigError, ConnectError, CosmosDBProvider, CosmosDBProviderConfig, Credential, OperationKind, StoreError,
-    WorkloadIdentity,
+    container_properties, Cloud, ConfigError, ConnectError, CosmosDBProvider, CosmosDBProviderConfig, Credential,
+    OperationKind, StoreError, WorkloadIdentity,
 };
 use duroxide_cosmos_emulator::{LocalAccount, Served};
 use tokio::{
@@ -251,6 +252,21 @@ async fn a_client_of_the_callers_own_is_taken_as_it_is() {
     let statistics = provider.request_statistics();
     assert_eq!(statistics.iter().count(), OperationKind::ALL.len());
     assert!(statistics.requests() <= account.stats_of("the-callers").items().requests);
+}
+
+#[tokio::test]
+async fn a_container_of_duroxide_cdb_is_refused_rather_than_mended() {
+    let account = LocalAccount::new();
+    let client = account.client_named("operator").await;
+    client.create_database("duroxide", None).await.unwrap();
+    let policy = IndexingPolicy::default().with_included_path("/type/?").with_included_path("/dispatchSlot/?");
+    let properties = container_properties("duroxide").with_indexing_policy(policy.with_excluded_path("/*"));
+    client.database_client("duroxide").create_container(properties, None).await.unwrap();
+
+    let error = CosmosDBProvider::new_with_client(&client, CosmosDBProviderConfig::default()).await.unwrap_err();
+    assert!(matches!(&error, ConnectError::Store(StoreError::Unfit { .. })), "{error:?}");
+    assert_says(&error.to_string(), &["duroxide-cdb made it", "COSMOS_CONTAINER"]);
+    assert!(!error.to_string().contains("az cosmosdb"), "{error}");
 }
 
 #[tokio::test]

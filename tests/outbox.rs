@@ -124,8 +124,8 @@ async fn a_message_that_comes_again_after_its_first_copy_was_consumed_is_not_con
     let left = intents(&scene).await;
     assert_eq!(left.len(), 4);
     assert_eq!(run_all(&b).await, each_once(&CHILDREN));
-    // `b` delivers them again, and deletes them.
-    assert_eq!(b.reconcile().await.unwrap(), 4);
+    // `b` delivers them again, and deletes them; its polls may have seen to that.
+    b.reconcile().await.unwrap();
     assert_eq!(intents(&scene).await, Vec::<Value>::new());
     assert_eq!(run_all(&b).await, BTreeMap::new());
     // Once more, from a copy that somebody restored.

@@ -23,13 +23,7 @@ struct Drained {
 }
 
 /// Drains the same backlog on several accounts in turn and takes the mean.
-pub async fn run(
-    outcome: &mut Outcome,
-    setting: Setting,
-    waiting: u64,
-    repeats: u64,
-    cap: Duration,
-) -> Result<()> {
+pub async fn run(outcome: &mut Outcome, setting: Setting, waiting: u64, repeats: u64, cap: Duration) -> Result<()> {
     let (mut done, mut elapsed, mut requests, mut units) = (0, 0.0, 0, 0.0);
     for _ in 0..repeats {
         let drained = drain(outcome, setting, waiting, cap).await?;
@@ -93,7 +87,11 @@ async fn verify(client: &Client, waiting: u64) -> Result<()> {
     .await
 }
 
-async fn in_parallel<F>(client: &Client, total: u64, act: impl Fn(Client, u64) -> F + Copy + Send + 'static) -> Result<()>
+async fn in_parallel<F>(
+    client: &Client,
+    total: u64,
+    act: impl Fn(Client, u64) -> F + Copy + Send + 'static,
+) -> Result<()>
 where
     F: Future<Output = Result<()>> + Send,
 {

@@ -107,12 +107,15 @@ async fn compare(options: &Options) -> Result<()> {
     if !options.workloads.is_empty() {
         workloads.retain(|workload| options.workloads.iter().any(|slug| slug == workload.slug));
     }
-    let begun = Instant::now();
+    let (begun, load) = (Instant::now(), load());
     let mut outcomes = run_all(&workloads, options.provider.list(), setting).await;
     compare_backlogs(&mut outcomes);
     print_all(&outcomes, setting, begun.elapsed());
+    if let Some(load) = load.filter(|load| *load > 0.5) {
+        println!("The machine was busy (load {load:.1} a core) when this began: times are too long, and so are waits.");
+    }
     if let Some(path) = &options.json {
-        let report = json!({ "setting": setting, "quick": options.quick, "outcomes": outcomes });
+        let report = json!({ "setting": setting, "quick": options.quick, "load": load, "outcomes": outcomes });
         let text = serde_json::to_string_pretty(&report)?;
         std::fs::write(path, text + "\n").with_context(|| format!("{} can't be written", path.display()))?;
     }
@@ -131,8 +134,7 @@ async fn run_all(workloads: &[Workload], providers: &[Which], setting: Setting) 
         // Two idle runtimes don't disturb each other, and waiting for one after the other is dull.
         if let (Plan::Idle { .. }, [first, second]) = (&workload.plan, providers) {
             bar.set_message(workload.name);
-            let (first, second) =
-                tokio::join!(attempt(workload, *first, setting), attempt(workload, *second, setting));
+            let (first, second) = tokio::join!(attempt(workload, *first, setting), attempt(workload, *second, setting));
             outcomes.extend([first, second]);
             bar.inc(2);
             continue;
@@ -150,6 +152,13 @@ async fn run_all(workloads: &[Workload], providers: &[Which], setting: Setting) 
 async fn attempt(workload: &Workload, which: Which, setting: Setting) -> Outcome {
     let outcome = run::run(workload, which, setting).await;
     outcome.unwrap_or_else(|error| Outcome::none(workload.name, which, format!("failed: {error:#}")))
+}
+
+/// How many programs compete for each core, where the system says so.
+fn load() -> Option<f64> {
+    let cores = std::thread::available_parallelism().ok()?.get();
+    let text = std::fs::read_to_string("/proc/loadavg").ok()?;
+    Some(text.split(' ').next()?.parse::<f64>().ok()? / cores as f64)
 }
 
 fn progress(steps: usize) -> ProgressBar {

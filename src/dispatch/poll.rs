@@ -55,6 +55,7 @@ impl Pace {
         self.interval = if active { self.min } else { self.interval.mul_f64(1.5).min(self.max) };
         let pause = if found.young > 0 { self.interval.max(GRACE) } else { self.interval };
         self.next = Instant::now() + pause;
+        crate::observe::poll_interval(pause);
     }
 }
 

@@ -130,6 +130,7 @@ async fn poison(engine: &Engine, mut intent: IntentDocument, error: &StoreError,
         %error,
         "a message can't be delivered: the intent is kept as poisoned"
     );
+    crate::observe::poisoned_intent();
     intent.due = None;
     intent.poisoned = Some(error.to_string());
     let (partition, id) = (intent.instance_id.clone(), intent.id.clone());
@@ -144,6 +145,7 @@ pub(crate) async fn reconcile(engine: &Arc<Engine>) -> Result<usize, StoreError>
     let statement = queries::DUE_INTENTS.statement().bind("@now", engine.now());
     let intents: Vec<IntentDocument> = engine.store.query_container(statement, deadline).await?;
     let found = intents.len();
+    crate::observe::outbox_age(intents.iter().map(|intent| intent.created_at).min(), engine.now());
     if found > 0 {
         debug!(intents = found, "taking over undelivered messages");
         let arrived = deliver_all(engine, intents, deadline).await;
@@ -156,6 +158,8 @@ pub(crate) async fn reconcile(engine: &Arc<Engine>) -> Result<usize, StoreError>
 pub(crate) fn reconcile_soon(engine: &Arc<Engine>) {
     let engine_too = engine.clone();
     engine.spawn(async move {
+        // One at a time: a target that can't be reached must not make every poll add to what waits for it.
+        let Ok(_alone) = engine_too.reconciling.try_lock() else { return };
         if let Err(error) = reconcile(&engine_too).await {
             warn!(%error, "undelivered messages are taken over later");
         }

@@ -114,12 +114,14 @@ pub(crate) struct Accounting {
 
 impl Accounting {
     pub(crate) fn record(&self, kind: OperationKind, requests: usize, charge: f64) {
+        crate::observe::operation(kind, requests, charge);
         let counters = &self.counters[kind as usize];
         counters.requests.fetch_add(requests as u64, Relaxed);
         counters.charge.fetch_add((charge * 1_000.0).round() as u64, Relaxed);
     }
 
     pub(crate) fn record_retry(&self, kind: OperationKind, throttled: bool) {
+        crate::observe::retry(kind, throttled);
         let counters = &self.counters[kind as usize];
         counters.retried.fetch_add(1, Relaxed);
         counters.throttled.fetch_add(u64::from(throttled), Relaxed);

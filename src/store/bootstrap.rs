@@ -141,6 +141,14 @@ impl<'a> Opening<'a> {
         if missing.is_empty() {
             return Ok(());
         }
+        if indexing::is_of_duroxide_cdb(properties.indexing_policy.as_ref()) {
+            // Mending its index would mix documents that neither provider understands with the other's.
+            return Err(StoreError::Unfit {
+                container: self.place.container.clone(),
+                problem: "duroxide-cdb made it, whose documents are different".to_owned(),
+                remedy: "Name another container: COSMOS_CONTAINER, or with_container".to_owned(),
+            });
+        }
         let problem = format!("its index does not cover {}", missing.join(", "));
         let remedy = format!("Run `{}`", update_command(&self.place, &format!("--idx '{}'", policy_json())));
         Err(StoreError::Unfit { container: self.place.container.clone(), problem, remedy })
@@ -208,7 +216,10 @@ impl<'a> Opening<'a> {
     }
 
     fn context(&self, error: &CosmosError) -> String {
-        format!("{} answered {}", self.place.account, describe(error))
+        if error.is_from_wire() {
+            return format!("{} answered {}", self.place.account, describe(error));
+        }
+        format!("{} was not reached: {}", self.place.account, describe(error))
     }
 }
 

@@ -194,12 +194,14 @@ pub(crate) fn describe(error: &CosmosError) -> String {
     let status = error.status();
     let code = u16::from(status.status_code());
     let substatus = status.sub_status().map_or(0, |s| s.value());
-    let mut text = first_line(error);
+    let words = first_line(error);
+    // The SDK's own words begin with the status in some errors.
+    let mut text = words.strip_prefix(&format!("{code}/{substatus}: ")).unwrap_or(&words).to_owned();
     if substatus == TOKEN_NOT_HAD {
-        // Why there is no token, which the SDK's own words leave out.
+        // Why there is no token, which the SDK's own words leave out: of a chain of credentials, each one's reason.
         let mut cause = std::error::Error::source(error);
         while let Some(reason) = cause {
-            text = format!("{text}: {}", first_line(reason));
+            text = format!("{text}: {}", on_one_line(reason));
             cause = reason.source();
         }
     }
@@ -212,4 +214,10 @@ pub(crate) fn describe(error: &CosmosError) -> String {
 fn first_line(error: &dyn std::error::Error) -> String {
     let text = error.to_string();
     text.lines().next().unwrap_or_default().chars().take(240).collect()
+}
+
+fn on_one_line(error: &dyn std::error::Error) -> String {
+    let text = error.to_string();
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    lines.join(" ").chars().take(480).collect()
 }

@@ -39,6 +39,11 @@ pub(crate) fn missing_paths(policy: Option<&IndexingPolicy>) -> Vec<&'static str
     INDEXED_PATHS.iter().copied().filter(|path| !covers(policy, path)).collect()
 }
 
+/// Whether this is the policy of a container that duroxide-cdb made: it indexes a path that only its documents have.
+pub(crate) fn is_of_duroxide_cdb(policy: Option<&IndexingPolicy>) -> bool {
+    policy.is_some_and(|policy| policy.included_paths.iter().any(|included| included.path == "/dispatchSlot/?"))
+}
+
 /// The most precise path that matches decides, as in the service.
 fn covers(policy: &IndexingPolicy, path: &str) -> bool {
     if policy.indexing_mode == Some(IndexingMode::None) {

@@ -204,7 +204,10 @@ async fn settle(
                 let Known { document, etag, .. } = known;
                 Ok(Attempt::Ours(Box::new(Ours { token, document, etag, claimed_at, contents })))
             }
-            Ok(_) => Ok(Attempt::Look),
+            Ok(_) => {
+                crate::observe::claim_race("orchestration");
+                Ok(Attempt::Look)
+            }
             Err(error) => {
                 release::give_back_later(engine, partition, token);
                 Err(error)

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     engine::Engine,
-    model::{ExecutionDocument, WorkDocument},
+    model::{kind, DocumentId, ExecutionDocument, WorkDocument},
     outbox,
     store::{batch, BatchOutcome, Committed, Deadline, Freshness, Operation, RolledBack, StoreError, Versioned},
 };
@@ -50,7 +50,8 @@ enum Outcome {
 
 struct Done {
     plan: Plan,
-    etag: Etag,
+    /// The document's, where the service said so: only then is it as planned.
+    etag: Option<Etag>,
     ack_events: Vec<duroxide::Event>,
     foreign_cancellations: Vec<duroxide::providers::ScheduledActivityIdentifier>,
     staged: bool,
@@ -87,9 +88,9 @@ async fn attempt(
         } else {
             staged = true;
             match staging::stage(engine, handle, state, &plan.operations, deadline).await? {
-                staging::Staged::Done => {
+                staging::Staged::Done(key) => {
                     // The fence has moved with every part that was staged.
-                    plan.document.rolling = Some(handle.token.clone());
+                    plan.document.rolling = Some(key);
                     plan.document.due = Some(engine.now() + staging::TAKEOVER_AFTER);
                     send_document(engine, handle, state, &plan, engine.deadline_at(state.until)).await
                 }
@@ -107,13 +108,15 @@ async fn attempt(
             gone.push(id);
             continue;
         }
+        let nothing = Committed { etags: Vec::new() };
         match verify(engine, handle, state, deadline).await? {
-            Verified::Committed(etag) => {
-                let nothing = Committed { etags: Vec::new() };
-                return Ok(done(engine, handle, plan, ack, Some(etag), &nothing, staged));
-            }
+            // Others may have changed the document since, so that what is planned of it is not what is there.
+            Verified::Committed => return Ok(done(engine, handle, plan, ack, None, &nothing, staged)),
             Verified::StillOurs if rolled_back.index == 0 => {}
             Verified::StillOurs => return Err(odd(handle, &plan, &rolled_back)),
+            Verified::Lost if left_its_history(engine, handle, &plan, deadline).await? => {
+                return Ok(done(engine, handle, plan, ack, None, &nothing, staged));
+            }
             Verified::Lost => return Ok(Outcome::Lost),
         }
         if engine.now() >= state.until {
@@ -203,7 +206,7 @@ fn odd(handle: &TurnHandle, plan: &Plan, rolled_back: &RolledBack) -> Trouble {
 }
 
 enum Verified {
-    Committed(Etag),
+    Committed,
     StillOurs,
     Lost,
 }
@@ -218,7 +221,7 @@ async fn verify(
     let found = release::read_latest(engine, &handle.partition, deadline).await?;
     let Some(Versioned { document, etag }) = found else { return Ok(Verified::Lost) };
     if document.last_turn.as_deref() == Some(handle.token.as_str()) {
-        return Ok(Verified::Committed(etag));
+        return Ok(Verified::Committed);
     }
     if document.held_by(&handle.token) {
         state.document = document;
@@ -226,6 +229,25 @@ async fn verify(
         return Ok(Verified::StillOurs);
     }
     Ok(Verified::Lost)
+}
+
+/// Whether the turn was committed before others committed theirs: its events are there, under its token.
+async fn left_its_history(
+    engine: &Engine,
+    handle: &TurnHandle,
+    plan: &Plan,
+    deadline: Deadline,
+) -> Result<bool, StoreError> {
+    let history = plan.operations.iter().find_map(|operation| match operation {
+        Operation::Create { document } if document.get("type").is_some_and(|t| t == kind::HISTORY) => {
+            DocumentId::try_from(operation.document_id().to_owned()).ok()
+        }
+        _ => None,
+    });
+    let Some(id) = history else { return Ok(false) };
+    let freshness = Freshness::LatestCommitted;
+    let found = engine.store.read::<serde_json::Value>(&handle.partition, &id, freshness, deadline).await?;
+    Ok(found.is_some())
 }
 
 fn done(
@@ -244,7 +266,7 @@ fn done(
         ack.cancelled.iter().filter(|a| Some(a.instance.as_str()) != handle.partition.instance_id()).cloned().collect();
     Outcome::Committed(Box::new(Done {
         plan,
-        etag: etag.unwrap_or_else(|| Etag::from("")),
+        etag,
         ack_events: ack.events.clone(),
         foreign_cancellations,
         staged,
@@ -287,7 +309,7 @@ async fn finish(
 /// A commit that was given up may have happened: then the call that repeats it succeeds. Nothing else is committed.
 async fn settle_given_up(engine: &Engine, handle: &TurnHandle, state: &mut TurnState) -> Result<(), ProviderError> {
     match verify(engine, handle, state, engine.deadline()).await {
-        Ok(Verified::Committed(_)) => {
+        Ok(Verified::Committed) => {
             release::close(engine, handle, state);
             engine.dispatch.consumed(&handle.partition, state.taken.iter().map(|taken| &taken.id));
             engine.dispatch.turn_ended(&handle.partition);
@@ -306,8 +328,10 @@ async fn after_commit(engine: &Arc<Engine>, handle: &TurnHandle, state: &TurnSta
         if let Err(error) = staging::roll_forward(engine, &handle.partition, engine.deadline()).await {
             warn!(instance_id = handle.partition.instance_id(), %error, "a staged turn is rolled forward later");
         }
-    } else {
+    } else if let Some(etag) = etag {
         remember(engine, handle, state, &plan, etag, &ack_events);
+    } else {
+        engine.cache.forget(&handle.partition);
     }
     engine.dispatch.turn_ended(&handle.partition);
     outbox::deliver_soon(engine, plan.intents).await;
@@ -326,7 +350,7 @@ fn remember(
     events: &[duroxide::Event],
 ) {
     let same_execution = plan.document.execution == state.document.execution || !state.document.exists();
-    let contents = state.history.as_ref().filter(|_| !etag.as_ref().is_empty()).map(|history| {
+    let contents = state.history.as_ref().map(|history| {
         let mut history = if same_execution { history.as_ref().clone() } else { Vec::new() };
         let known: std::collections::HashSet<u64> = history.iter().map(|event| event.event_id).collect();
         history.extend(events.iter().filter(|event| !known.contains(&event.event_id)).cloned());

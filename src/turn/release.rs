@@ -126,7 +126,7 @@ async fn rewrite(
         }
         match read_latest(engine, &handle.partition, deadline).await? {
             // A change that was made with its answer lost: it is there already.
-            Some(found) if found.document.lock == next.lock && found.document.claims == next.claims => {
+            Some(found) if is_there(&found.document, &next) => {
                 state.document = found.document;
                 state.etag = found.etag;
                 remember(engine, handle, state);
@@ -145,6 +145,11 @@ async fn rewrite(
             return Err(StoreError::Unavailable { detail: "the instance's document keeps changing".to_owned() });
         }
     }
+}
+
+/// Whether what was found is what we wrote. A new owner that has committed leaves no lock and no claims either.
+fn is_there(found: &InstanceDocument, next: &InstanceDocument) -> bool {
+    found.lock == next.lock && found.claims == next.claims && found.last_turn == next.last_turn
 }
 
 /// Keeps the document as we wrote it, with what goes with it, for the next claim.
@@ -200,7 +205,7 @@ async fn release_delayed(
                         state.etag = found.etag;
                     }
                     // Done with its answer lost: nobody has the lock, and the claims are as we left them.
-                    Some(found) if found.document.lock.is_none() && found.document.claims == next.claims => break,
+                    Some(found) if is_there(&found.document, &next) => break,
                     _ => return Ok(Rewritten::Lost),
                 },
             }

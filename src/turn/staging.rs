@@ -22,12 +22,14 @@ pub(crate) const TAKEOVER_AFTER: Millis = 3_000;
 
 /// How staging ended.
 pub(crate) enum Staged {
-    Done,
+    /// Under this key, which the commit puts into `rolling`.
+    Done(String),
     /// Another token has the lock.
     Lost,
 }
 
-/// Stages `operations` under the fence, which moves with every part.
+/// Stages `operations` under the fence, which moves with every part. Their key is new each time: parts that an earlier
+/// ack with the same token has left behind, one that was refused, must not be taken for parts of this one.
 pub(crate) async fn stage(
     engine: &Engine,
     handle: &TurnHandle,
@@ -38,13 +40,14 @@ pub(crate) async fn stage(
     let _ = deadline;
     let parts = split(operations);
     debug!(instance_id = handle.partition.instance_id(), parts = parts.len(), "staging a large turn");
+    let key = Engine::new_token();
     for (number, part) in parts.into_iter().enumerate() {
-        let staged = StagedDocument::new(handle.partition.clone(), &handle.token, number, part);
+        let staged = StagedDocument::new(handle.partition.clone(), &key, number, part);
         if !stage_part(engine, handle, state, &staged).await? {
             return Ok(Staged::Lost);
         }
     }
-    Ok(Staged::Done)
+    Ok(Staged::Done(key))
 }
 
 /// Parts that each fit one batch, together with the operation that deletes their document.
@@ -79,7 +82,7 @@ async fn stage_part(
         let until = engine.now().saturating_add(millis(state.lock_timeout));
         let mut document = state.document.clone();
         document.lock = Some(Lock { token: handle.token.clone(), until });
-        // An earlier attempt of the same turn may have left this part, so it is written over.
+        // An attempt whose answer was lost may have written this part already.
         let operations = [Operation::replace(instance_id(), &document, Some(&state.etag))?, Operation::upsert(staged)?];
         match engine.store.batch(&handle.partition, &operations, deadline).await? {
             BatchOutcome::Committed(committed) => {

@@ -118,7 +118,10 @@ async fn lock(
             Ok(Some(found)) if found.document.held_by(&token) => {
                 Ok(Locked::Ours(Box::new((found.document, found.etag, token))))
             }
-            Ok(_) => Ok(Locked::Stale),
+            Ok(_) => {
+                crate::observe::claim_race("activity");
+                Ok(Locked::Stale)
+            }
             Err(error) => {
                 give_back_later(engine, document, token);
                 Err(error)

@@ -3,7 +3,7 @@
 use super::{not_held, session, WorkHandle, WorkState};
 use crate::{
     engine::Engine,
-    model::{item, DocumentId, Lock, MessageDocument, Millis, Partition, WorkDocument},
+    model::{item, DocumentId, Lock, MessageDocument, Partition, WorkDocument},
     store::{BatchOutcome, Deadline, Freshness, Operation, StoreError, Versioned, WriteOutcome},
     turn::{load, read},
 };
@@ -279,8 +279,7 @@ async fn rewrite(
 /// The session of an activity that was renewed or completed is in use.
 async fn touch_session(engine: &Engine, state: &WorkState) {
     let Some(session_id) = &state.document.session_id else { return };
-    let now: Millis = engine.now();
-    if let Err(error) = session::touch(engine, session_id, now, engine.deadline()).await {
+    if let Err(error) = session::touch(engine, session_id, engine.deadline()).await {
         warn!(session_id, %error, "the session's last activity could not be written");
     }
 }

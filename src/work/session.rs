@@ -87,11 +87,13 @@ pub(crate) fn give_back_later(engine: &Arc<Engine>, hold: Hold) {
 }
 
 /// Notes that a session is in use.
-pub(crate) async fn touch(engine: &Engine, session: &str, now: Millis, deadline: Deadline) -> Result<(), StoreError> {
+pub(crate) async fn touch(engine: &Engine, session: &str, deadline: Deadline) -> Result<(), StoreError> {
     loop {
         let Some(Versioned { mut document, etag }) = read(engine, session, Freshness::Session, deadline).await? else {
             return Ok(());
         };
+        // As late as it can be told: idle time is counted from here.
+        let now = engine.now();
         if document.last_activity >= now {
             return Ok(());
         }

@@ -18,7 +18,7 @@ use tokio::sync::OnceCell;
 /// Longer than any test lasts: who gets what is locked so did not wait for the lock's end.
 pub const LONG: Duration = Duration::from_secs(600);
 /// How long a test waits for what must come.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 /// No wait: the store's present state.
 pub const NOW: Duration = Duration::ZERO;
 
@@ -131,6 +131,8 @@ pub fn quiet() -> CosmosDBProviderConfig {
         .with_reconciler_interval(Duration::from_secs(3_600))
         .with_reconciler_age_threshold(Duration::ZERO)
         .with_read_staleness(Duration::ZERO)
+        // A busy machine is no outage.
+        .with_operation_timeout(PATIENCE)
 }
 
 /// What became of a call that the wire may have cut.

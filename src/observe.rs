@@ -1,0 +1,97 @@
+//! Metrics, through the [`metrics`] facade: whichever recorder the application installs gets them.
+//!
+//! | Name | Kind | Labels | What it says |
+//! |---|---|---|---|
+//! | `duroxide_cosmos_requests_total` | counter | `operation` | requests sent to the account |
+//! | `duroxide_cosmos_request_charge` | histogram | `operation` | request units of one operation |
+//! | `duroxide_cosmos_throttled_total` | counter | `operation` | answers that said "too many requests" |
+//! | `duroxide_cosmos_retries_total` | counter | `operation` | attempts that were repeated, throttling included |
+//! | `duroxide_cosmos_claim_races_total` | counter | `queue` | claims that another process was faster with |
+//! | `duroxide_cosmos_outbox_age_seconds` | gauge | | how long the oldest undelivered message has waited |
+//! | `duroxide_cosmos_poisoned_intents_total` | counter | | messages that can't be delivered |
+//! | `duroxide_cosmos_poll_interval_seconds` | gauge | | the present interval between polls |
+
+use crate::{model::Millis, store::OperationKind};
+use metrics::{counter, gauge, histogram};
+use std::time::Duration;
+
+pub(crate) const REQUESTS: &str = "duroxide_cosmos_requests_total";
+pub(crate) const CHARGE: &str = "duroxide_cosmos_request_charge";
+pub(crate) const THROTTLED: &str = "duroxide_cosmos_throttled_total";
+pub(crate) const RETRIES: &str = "duroxide_cosmos_retries_total";
+pub(crate) const CLAIM_RACES: &str = "duroxide_cosmos_claim_races_total";
+pub(crate) const OUTBOX_AGE: &str = "duroxide_cosmos_outbox_age_seconds";
+pub(crate) const POISONED: &str = "duroxide_cosmos_poisoned_intents_total";
+pub(crate) const POLL_INTERVAL: &str = "duroxide_cosmos_poll_interval_seconds";
+
+/// An operation was answered, after so many requests.
+pub(crate) fn operation(kind: OperationKind, requests: usize, charge: f64) {
+    counter!(REQUESTS, "operation" => kind.as_str()).increment(requests as u64);
+    histogram!(CHARGE, "operation" => kind.as_str()).record(charge);
+}
+
+/// An attempt is repeated.
+pub(crate) fn retry(kind: OperationKind, throttled: bool) {
+    counter!(RETRIES, "operation" => kind.as_str()).increment(1);
+    if throttled {
+        counter!(THROTTLED, "operation" => kind.as_str()).increment(1);
+    }
+}
+
+/// A claim was refused because the document had changed.
+pub(crate) fn claim_race(queue: &'static str) {
+    counter!(CLAIM_RACES, "queue" => queue).increment(1);
+}
+
+/// The oldest undelivered message was committed then; nothing is undelivered.
+pub(crate) fn outbox_age(oldest: Option<Millis>, now: Millis) {
+    let age = oldest.map_or(0, |oldest| now.saturating_sub(oldest));
+    gauge!(OUTBOX_AGE).set(age as f64 / 1_000.0);
+}
+
+/// A message can't be delivered.
+pub(crate) fn poisoned_intent() {
+    counter!(POISONED).increment(1);
+}
+
+/// The service is asked again after this.
+pub(crate) fn poll_interval(interval: Duration) {
+    gauge!(POLL_INTERVAL).set(interval.as_secs_f64());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn every_metric_reaches_the_recorder_under_its_documented_name() {
+        let recorder = DebuggingRecorder::new();
+        let snapshotter = recorder.snapshotter();
+        metrics::with_local_recorder(&recorder, || {
+            operation(OperationKind::Batch, 2, 3.5);
+            retry(OperationKind::Batch, true);
+            claim_race("orchestration");
+            outbox_age(Some(1_000), 3_500);
+            poisoned_intent();
+            poll_interval(Duration::from_millis(50));
+        });
+        let seen: BTreeMap<String, DebugValue> = snapshotter
+            .snapshot()
+            .into_vec()
+            .into_iter()
+            .map(|(key, _, _, value)| (key.key().name().to_owned(), value))
+            .collect();
+        assert_eq!(seen[REQUESTS], DebugValue::Counter(2));
+        assert_eq!(seen[THROTTLED], DebugValue::Counter(1));
+        assert_eq!(seen[RETRIES], DebugValue::Counter(1));
+        assert_eq!(seen[CLAIM_RACES], DebugValue::Counter(1));
+        assert_eq!(seen[POISONED], DebugValue::Counter(1));
+        assert_eq!(seen[OUTBOX_AGE], DebugValue::Gauge(2.5.into()));
+        assert_eq!(seen[POLL_INTERVAL], DebugValue::Gauge(0.05.into()));
+        assert_eq!(seen[CHARGE], DebugValue::Histogram(vec![3.5.into()]));
+        let documented = include_str!("observe.rs");
+        assert!(seen.keys().all(|name| documented.contains(&format!("| `{name}` |"))));
+    }
+}
