@@ -39,9 +39,9 @@ struct Options {
 enum Command {
     /// Lists instances, newest first
     List {
-        /// Only those that are Running, Completed or Failed
-        #[arg(long, value_parser = ["Running", "Completed", "Failed"], ignore_case = true)]
-        status: Option<String>,
+        /// Only those with this status
+        #[arg(long, value_enum, ignore_case = true)]
+        status: Option<common::Status>,
         /// How many at most
         #[arg(long, default_value_t = 50)]
         limit: usize,
@@ -96,7 +96,7 @@ async fn run(command: Command) -> anyhow::Result<()> {
     let provider = if common::is_shared_account_there().await { common::open_shared().await? } else { demo().await? };
     let client = Client::new(provider.clone());
     match command {
-        Command::List { status, limit } => list(&client, status.as_deref(), limit).await?,
+        Command::List { status, limit } => list(&client, status, limit).await?,
         Command::Inspect { instance } => inspect(&client, &instance).await?,
         Command::Tree { instance } => tree(&client, &instance).await?,
         Command::Prune { instance, keep_last, yes } => prune(&client, &instance, keep_last, yes).await?,
@@ -134,9 +134,9 @@ async fn existing(client: &Client, instance: &str) -> anyhow::Result<InstanceInf
     }
 }
 
-async fn list(client: &Client, status: Option<&str>, limit: usize) -> anyhow::Result<()> {
+async fn list(client: &Client, status: Option<common::Status>, limit: usize) -> anyhow::Result<()> {
     let instances = match status {
-        Some(status) => client.list_instances_by_status(status).await?,
+        Some(status) => client.list_instances_by_status(status.as_str()).await?,
         None => client.list_all_instances().await?,
     };
     for instance in instances.iter().take(limit) {

@@ -6,7 +6,7 @@
 //! cargo run --example client -- raise order-1 approval yes
 //! cargo run --example client -- wait order-1
 //! cargo run --example client -- cancel order-1 --reason "changed my mind"
-//! cargo run --example client -- list --status Running
+//! cargo run --example client -- list --status running
 //! cargo run --example client -- history order-1
 //! ```
 //!
@@ -70,9 +70,9 @@ enum Command {
     },
     /// Lists instances, newest first
     List {
-        /// Only those that are Running, Completed or Failed
-        #[arg(long, value_parser = ["Running", "Completed", "Failed"], ignore_case = true)]
-        status: Option<String>,
+        /// Only those with this status
+        #[arg(long, value_enum, ignore_case = true)]
+        status: Option<common::Status>,
         /// How many at most
         #[arg(long, default_value_t = 50)]
         limit: usize,
@@ -127,7 +127,7 @@ async fn run(command: Command) -> anyhow::Result<()> {
             client.cancel_instance(&instance, reason).await?;
             println!("asked {instance} to stop; `wait {instance}` tells when it has");
         }
-        Command::List { status, limit } => list(&client, status.as_deref(), limit).await?,
+        Command::List { status, limit } => list(&client, status, limit).await?,
         Command::History { instance, execution } => history(&client, &instance, execution).await?,
     }
     provider.shutdown().await;
@@ -183,9 +183,9 @@ fn not_there(instance: &str) -> String {
     format!("there is no instance {instance}, or no worker has taken its start up yet: is one running?")
 }
 
-async fn list(client: &Client, status: Option<&str>, limit: usize) -> anyhow::Result<()> {
+async fn list(client: &Client, status: Option<common::Status>, limit: usize) -> anyhow::Result<()> {
     let instances = match status {
-        Some(status) => client.list_instances_by_status(status).await?,
+        Some(status) => client.list_instances_by_status(status.as_str()).await?,
         None => client.list_all_instances().await?,
     };
     for instance in instances.iter().take(limit) {

@@ -6,6 +6,7 @@ use std::{
     net::Ipv4Addr,
     path::PathBuf,
     process::{Child, Command, Output, Stdio},
+    time::Duration,
 };
 
 use duroxide_cosmos_emulator::{LocalAccount, Served};
@@ -122,6 +123,14 @@ mod on_a_shared_account {
         }
     }
 
+    impl Shared {
+        /// A worker has taken its start up.
+        async fn until_running(&self, instance: &'static str) {
+            let taken_up = async { while !self.run("client", &["status", instance]).await.status.success() {} };
+            tokio::time::timeout(Duration::from_secs(60), taken_up).await.expect("it is taken up");
+        }
+    }
+
     /// A process that does not outlive its test.
     struct Running(Option<Child>);
 
@@ -157,7 +166,8 @@ mod on_a_shared_account {
         let client = |arguments: &'static [&'static str]| shared.run("client", arguments);
         succeeds(&client(&["start", "Greeting", "Ada", "--wait"]).await, &["Hello, Ada!"]);
         succeeds(&client(&["start", "Order", "two books", "--instance", "o1"]).await, &["started Order as o1"]);
-        fails(&client(&["wait", "o1", "--timeout", "1"]).await, &["o1 is still running after 1 s"]);
+        shared.until_running("o1").await;
+        fails(&client(&["wait", "o1", "--timeout", "0"]).await, &["o1 is still running after 0 s"]);
         succeeds(&client(&["status", "o1"]).await, &["running (waiting for approval)"]);
         succeeds(&client(&["list", "--status", "running"]).await, &["Running", "o1"]);
         fails(&client(&["start", "Order", "--instance", "o1"]).await, &["o1 is already there"]);
@@ -167,7 +177,7 @@ mod on_a_shared_account {
         fails(&client(&["history", "o1", "--execution", "7"]).await, &["no execution 7"]);
         succeeds(&client(&["start", "Batch", "4", "--wait"]).await, &["4 of 4 items done"]);
         succeeds(&client(&["start", "Order", "--instance", "o2"]).await, &[]);
-        fails(&client(&["wait", "o2", "--timeout", "1"]).await, &["still running"]);
+        shared.until_running("o2").await;
         succeeds(&client(&["cancel", "o2", "--reason", "enough"]).await, &["asked o2 to stop"]);
         fails(&client(&["wait", "o2"]).await, &["o2 failed: canceled: enough"]);
         fails(&client(&["raise", "o3", "approval"]).await, &["there is no instance o3"]);

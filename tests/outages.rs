@@ -50,7 +50,7 @@ async fn end_outage(outage: WireRuleHandle) {
 }
 
 /// Every call under a lock, and those that have none, while `action` is done to every request for three seconds.
-async fn every_call_rides_out(action: WireAction) {
+async fn every_call_rides_out(trouble: &str, action: WireAction) {
     let scene = Scene::new(1);
     let provider = scene.provider("a").await;
     begin(&provider, "acked", Vec::new(), Vec::new()).await;
@@ -83,13 +83,14 @@ async fn every_call_rides_out(action: WireAction) {
         other.fetch_orchestration_item(LONG, PATIENCE, None),
         end_outage(outage),
     );
-    acked.expect("the commit");
-    renewed.expect("the renewal of a turn");
-    completed.expect("the end of an activity");
-    kept.expect("the renewal of an activity");
-    assert_eq!(read.expect("a read").len(), 1);
-    enqueued.expect("a message");
-    assert!(fetched.expect("a fetch").is_some(), "work that was there before the outage");
+    acked.unwrap_or_else(|e| panic!("{trouble}: the commit: {e}"));
+    renewed.unwrap_or_else(|e| panic!("{trouble}: the renewal of a turn: {e}"));
+    completed.unwrap_or_else(|e| panic!("{trouble}: the end of an activity: {e}"));
+    kept.unwrap_or_else(|e| panic!("{trouble}: the renewal of an activity: {e}"));
+    assert_eq!(read.unwrap_or_else(|e| panic!("{trouble}: a read: {e}")).len(), 1);
+    enqueued.unwrap_or_else(|e| panic!("{trouble}: a message: {e}"));
+    let fetched = fetched.unwrap_or_else(|e| panic!("{trouble}: a fetch: {e}"));
+    assert!(fetched.is_some(), "{trouble}: work that was there before the outage");
     // Each happened once.
     assert_eq!(provider.read("acked").await.unwrap().len(), 2);
     assert_eq!(scene.of_kind("works", "work").await.len(), 1);
@@ -101,23 +102,13 @@ async fn every_call_rides_out(action: WireAction) {
 }
 
 #[tokio::test]
-async fn every_call_rides_out_three_seconds_of_throttling() {
-    every_call_rides_out(throttled()).await;
-}
-
-#[tokio::test]
-async fn every_call_rides_out_three_seconds_without_service() {
-    every_call_rides_out(unavailable()).await;
-}
-
-#[tokio::test]
-async fn every_call_rides_out_three_seconds_without_connections() {
-    every_call_rides_out(WireAction::FailConnection).await;
-}
-
-#[tokio::test]
-async fn every_call_rides_out_three_seconds_in_which_answers_are_lost() {
-    every_call_rides_out(WireAction::LoseAnswer).await;
+async fn every_call_rides_out_three_seconds_of_throttling_or_refusals_or_broken_connections() {
+    tokio::join!(
+        every_call_rides_out("throttled", throttled()),
+        every_call_rides_out("unavailable", unavailable()),
+        every_call_rides_out("no connection", WireAction::FailConnection),
+        every_call_rides_out("answers lost", WireAction::LoseAnswer),
+    );
 }
 
 #[tokio::test]

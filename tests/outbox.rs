@@ -28,7 +28,8 @@ fn unavailable() -> WireAction {
 
 /// Two turns of the parent, each of which starts two children.
 async fn two_turns(provider: &CosmosDBProvider) {
-    let children = |from: usize| CHILDREN[from..from + 2].iter().map(|child| start_child(child, Some(PARENT))).collect();
+    let children =
+        |from: usize| CHILDREN[from..from + 2].iter().map(|child| start_child(child, Some(PARENT))).collect();
     begin(provider, PARENT, Vec::new(), children(0)).await;
     provider.enqueue_for_orchestrator(external(PARENT, "go on"), None).await.unwrap();
     let (item, token, _) = next_turn(provider, LONG).await;

@@ -89,7 +89,9 @@ async fn work(
     let mut mine = 0;
     while done_so_far.load(Ordering::SeqCst) < rounds {
         let asked = Instant::now();
-        let Some((item, token, attempts)) = fetch(provider, &config, Duration::from_millis(200)).await else { continue };
+        let Some((item, token, attempts)) = fetch(provider, &config, Duration::from_millis(200)).await else {
+            continue;
+        };
         let from = Instant::now();
         assert_eq!(attempts, 1);
         let (instance, id) = identity(&item);
@@ -118,10 +120,8 @@ async fn two_workers_that_compete_for_a_session_never_own_it_at_the_same_time() 
     let (a, b) = (scene.provider("a").await, scene.provider("b").await);
     prepare(&a, ROUNDS as u64 / 2).await;
     let (held, seen, count) = (Mutex::default(), Mutex::default(), AtomicUsize::new(0));
-    let (of_a, of_b) = tokio::join!(
-        work(1, &a, ROUNDS, &count, &held, &seen),
-        work(2, &b, ROUNDS, &count, &held, &seen),
-    );
+    let (of_a, of_b) =
+        tokio::join!(work(1, &a, ROUNDS, &count, &held, &seen), work(2, &b, ROUNDS, &count, &held, &seen),);
     assert_eq!(of_a + of_b, ROUNDS);
     assert!(of_a > 0 && of_b > 0, "{of_a} and {of_b}: the session changed hands");
     let held = held.into_inner().unwrap();

@@ -3,11 +3,11 @@
 #[path = "common/scene.rs"]
 mod scene;
 
+use duroxide::providers::Provider;
 use duroxide::{
     runtime::{registry::ActivityRegistry, Runtime},
     ActivityContext, Client, EventKind, OrchestrationContext, OrchestrationRegistry, OrchestrationStatus,
 };
-use duroxide::providers::Provider;
 use scene::*;
 use std::{
     collections::BTreeMap,
@@ -73,10 +73,10 @@ async fn three_runtimes_share_a_hundred_orchestrations_and_each_is_run_once() {
         let completions = history.iter().filter(|e| matches!(e.kind, EventKind::ActivityCompleted { .. })).count();
         assert_eq!((history.len(), completions), (4, 1), "{instance}");
     }
-    let log = log.lock().unwrap();
+    let log = log.lock().unwrap().clone();
     let mut runs: BTreeMap<&str, usize> = BTreeMap::new();
     let mut shares = [0; PROVIDERS];
-    for (worker, instance) in log.iter() {
+    for (worker, instance) in &log {
         *runs.entry(instance).or_default() += 1;
         shares[*worker] += 1;
     }

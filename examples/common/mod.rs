@@ -98,6 +98,25 @@ pub async fn open_shared() -> anyhow::Result<Arc<CosmosDBProvider>> {
     Ok(Arc::new(CosmosDBProvider::new_with_config(shared_config()?).await?))
 }
 
+/// What an instance's status can be.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub enum Status {
+    Running,
+    Completed,
+    Failed,
+}
+
+impl Status {
+    /// As duroxide writes it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Running => "Running",
+            Self::Completed => "Completed",
+            Self::Failed => "Failed",
+        }
+    }
+}
+
 /// A new name for an instance: on a real account the ones of earlier runs are still there.
 pub fn unique(prefix: &str) -> String {
     let id = uuid::Uuid::new_v4().simple().to_string();

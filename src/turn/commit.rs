@@ -264,13 +264,7 @@ fn done(
     }
     let foreign_cancellations =
         ack.cancelled.iter().filter(|a| Some(a.instance.as_str()) != handle.partition.instance_id()).cloned().collect();
-    Outcome::Committed(Box::new(Done {
-        plan,
-        etag,
-        ack_events: ack.events.clone(),
-        foreign_cancellations,
-        staged,
-    }))
+    Outcome::Committed(Box::new(Done { plan, etag, ack_events: ack.events.clone(), foreign_cancellations, staged }))
 }
 
 async fn finish(

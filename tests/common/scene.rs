@@ -3,9 +3,7 @@
 
 use azure_data_cosmos::{ContainerClient, FeedScope, Query, TransactionalBatch};
 use duroxide::{
-    providers::{
-        ExecutionMetadata, OrchestrationItem, Provider, ProviderAdmin, ProviderError, TagFilter, WorkItem,
-    },
+    providers::{ExecutionMetadata, OrchestrationItem, Provider, ProviderAdmin, ProviderError, TagFilter, WorkItem},
     Event, EventKind,
 };
 use duroxide_cosmos::{CosmosDBProvider, CosmosDBProviderConfig};
@@ -121,7 +119,8 @@ pub fn about_items(request: &WireRequest<'_>) -> bool {
 
 /// Whether a request goes to the partition of this key.
 pub fn goes_to(request: &WireRequest<'_>, key: &str) -> bool {
-    request.partition_key.is_some_and(|header| header == serde_json::json!([key]).to_string())
+    let header = request.partition_key.and_then(|header| serde_json::from_str::<Vec<String>>(header).ok());
+    header.is_some_and(|header| header == [key])
 }
 
 /// A configuration whose reconciler takes everything over at once, but only when it is called, and whose reads are fresh.
@@ -301,8 +300,7 @@ pub async fn finish(provider: &dyn Provider, instance: &str, parent: Option<&str
     let (item, token, _) = next_turn(provider, LONG).await;
     let instance = item.instance.as_str();
     let events = vec![started(instance, 1), completed(instance, 1, 2)];
-    let metadata =
-        ExecutionMetadata { parent_instance_id: parent.map(ToOwned::to_owned), ..ended("Completed") };
+    let metadata = ExecutionMetadata { parent_instance_id: parent.map(ToOwned::to_owned), ..ended("Completed") };
     commit(provider, &token, events, Vec::new(), Vec::new(), metadata).await.unwrap();
 }
 
