@@ -89,7 +89,9 @@
 //!
 //! # What it costs
 //!
-//! [`CosmosDBProvider::request_statistics`] counts requests and request units by kind of operation.
+//! [`CosmosDBProvider::request_statistics`] counts requests and request units by kind of operation. The same, with retries, races
+//! and the age of undelivered messages, goes to whatever recorder of the [`metrics`](https://docs.rs/metrics) facade is
+//! installed, as `duroxide_cosmos_*` beside duroxide's own `duroxide_*`.
 //!
 //! # Features
 //!

@@ -56,7 +56,7 @@ pub(crate) async fn next_turn(
         tokio::pin!(notified);
         notified.as_mut().enable();
         let taken = take_hint(engine, &dispatch.turns, |hint| lease.has(hint.slot) && fits(hint))
-            .or_else(|| take_hint(engine, &dispatch.turns, &fits));
+            .or_else(|| take_hint(engine, &dispatch.turns, fits));
         if let Some((partition, hint, seq)) = taken {
             poll_if_overdue(engine);
             // While the claim is under way, a poll that returns these messages brings no news.
@@ -198,7 +198,7 @@ pub(crate) async fn next_work(
         tokio::pin!(notified);
         notified.as_mut().enable();
         let taken = take_hint(engine, &dispatch.work, |hint| lease.has(hint.slot) && fits(hint))
-            .or_else(|| take_hint(engine, &dispatch.work, &fits));
+            .or_else(|| take_hint(engine, &dispatch.work, fits));
         if let Some((key, hint, seq)) = taken {
             poll_if_overdue(engine);
             match try_work(engine, &hint, lock_timeout, session).await {

@@ -89,9 +89,8 @@ impl InstanceCache {
     /// What was known to be current no longer ago than `staleness`; the inner nothing means that it was not there.
     pub(crate) fn fresh(&self, partition: &Partition, staleness: Duration) -> Option<Option<Known>> {
         let entries = self.lock();
-        let recent = |seen: &HashMap<Partition, Instant>| {
-            seen.get(partition).is_some_and(|at| at.elapsed() < staleness)
-        };
+        let recent =
+            |seen: &HashMap<Partition, Instant>| seen.get(partition).is_some_and(|at| at.elapsed() < staleness);
         if recent(&entries.absent) {
             return Some(None);
         }

@@ -255,10 +255,11 @@ async fn open(
     };
     let attempts = attempts(&document, &loaded.messages);
     let max_attempts = attempts.iter().copied().max().unwrap_or(1);
-    let taken = loaded.messages.iter().zip(&attempts).map(|(message, attempts)| MessageDocument {
-        attempts: *attempts,
-        ..message.clone()
-    });
+    let taken = loaded
+        .messages
+        .iter()
+        .zip(&attempts)
+        .map(|(message, attempts)| MessageDocument { attempts: *attempts, ..message.clone() });
     let (history, history_error, kv) = match &loaded.contents {
         Ok(contents) => {
             let kv = contents.kv.as_deref().cloned().unwrap_or_default();

@@ -141,15 +141,15 @@ impl Planner<'_> {
     fn count_events(&self, document: &mut InstanceDocument, ack: &Ack) -> Result<Vec<Event>, Unplannable> {
         let mut fresh = Vec::with_capacity(ack.events.len());
         for event in &ack.events {
-            if ack.execution != document.execution {
-                document.totals.events += 1;
-            } else if document.events.insert(event.event_id) {
-                document.totals.events += 1;
-            } else if event.event_id == POISON_EVENT_ID {
+            // Which events an execution of the past has is not known here: its history is appended to unseen.
+            let new = ack.execution != document.execution || document.events.insert(event.event_id);
+            if !new && event.event_id == POISON_EVENT_ID {
                 continue;
-            } else {
+            }
+            if !new {
                 return Err(Unplannable::DuplicateEvent(event.event_id));
             }
+            document.totals.events += 1;
             fresh.push(event.clone());
         }
         Ok(fresh)
