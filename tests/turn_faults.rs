@@ -52,7 +52,7 @@ impl Shape {
 
     /// Whether they are taken in the run about this request.
     fn drains(self, request: u64) -> bool {
-        self.is_quick() || request % 10 == 0
+        self.is_quick() || request.is_multiple_of(10)
     }
 }
 

@@ -15,30 +15,39 @@ use crate::scene::{Scene, Setting};
 /// Starts that are sent at once.
 const SENDERS: u64 = 16;
 
+/// The emulator's own work grows with what a container holds, as the service's does not. So a smaller backlog than this
+/// has company: as many documents as this one's greetings would add.
+const COMPANY: u64 = 400;
+
+/// Documents of a greeting, roughly, over its life.
+const DOCUMENTS: u64 = 3;
+
 /// What one backlog came to.
 struct Drained {
-    done: u64,
+    /// Those under way count for a half: messages come in order, so all are begun before the first one ends.
+    done: f64,
     elapsed: Duration,
     spent: Reading,
 }
 
 /// Drains the same backlog on several accounts in turn and takes the mean.
 pub async fn run(outcome: &mut Outcome, setting: Setting, waiting: u64, repeats: u64, cap: Duration) -> Result<()> {
-    let (mut done, mut elapsed, mut requests, mut units) = (0, 0.0, 0, 0.0);
+    let (mut done, mut elapsed, mut requests, mut units) = (0.0, 0.0, 0, 0.0);
     for _ in 0..repeats {
         let drained = drain(outcome, setting, waiting, cap).await?;
         done += drained.done;
         elapsed += drained.elapsed.as_secs_f64();
         requests += drained.spent.stats.total().requests;
         units += drained.spent.units;
-        outcome.kinds(&drained.spent, drained.done.max(1) as f64);
-        if drained.done < waiting {
-            outcome.note = Some(format!("cut off after {} s with {} of {waiting} done", cap.as_secs(), drained.done));
+        outcome.kinds(&drained.spent, drained.done.max(1.0));
+        if drained.done < waiting as f64 {
+            let done = drained.done;
+            outcome.note = Some(format!("cut off after {} s with {done:.0} of {waiting} done", cap.as_secs()));
             break;
         }
     }
-    let by = done.max(1) as f64;
-    outcome.higher(name::RATE, done as f64 / elapsed);
+    let by = done.max(1.0);
+    outcome.higher(name::RATE, done / elapsed);
     outcome.lower(name::REQUESTS, requests as f64 / by);
     outcome.lower(name::UNITS, units / by);
     Ok(())
@@ -52,13 +61,14 @@ async fn drain(outcome: &Outcome, setting: Setting, waiting: u64, cap: Duration)
     // It stays open: where the peer closes, the container goes.
     let other = scene.second().await?;
     fill(&Client::new(other.store()), waiting).await?;
+    scene.pad(COMPANY.saturating_sub(waiting) * DOCUMENTS).await?;
 
-    let already = scene.tally.finished();
+    let (already, progress) = (scene.tally.finished(), scene.tally.progress());
     scene.start().await;
     let (before, begun) = (scene.reading(), Instant::now());
     // Where the time runs out, what is done by then counts.
     let complete = tokio::time::timeout(cap, scene.tally.reach(already + waiting)).await.is_ok();
-    let (elapsed, done) = (begun.elapsed(), scene.tally.finished() - already);
+    let (elapsed, done) = (begun.elapsed(), scene.tally.progress() - progress);
     tokio::time::sleep(SETTLE).await;
     let spent = scene.reading() - before;
     if complete {

@@ -194,7 +194,11 @@ fn print_all(outcomes: &[Outcome], setting: Setting, elapsed: Duration) {
         setting.latency_ms, setting.partitions
     );
     println!(
-        "Each: of one orchestration, one after the other; busy: with 8 under way. RU by the service's cost shape \
+        "The backlogs of 20 and 100 share their container with padding, so that the emulator works as hard as for 400; \
+         that of 2,000 has at least 8 partitions."
+    );
+    println!(
+        "Figures are of one orchestration, one after the other; busy: with 8 under way. RU by the service's cost shape \
          (bench/src/ru.rs). {} s in all.",
         elapsed.as_secs()
     );

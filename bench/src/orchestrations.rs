@@ -25,6 +25,11 @@ impl Tally {
         *self.finished.borrow()
     }
 
+    /// Single greetings, where one that has its activity behind it counts for a half.
+    pub fn progress(&self) -> f64 {
+        (self.activities() + self.finished()) as f64 / 2.0
+    }
+
     /// Waits until `count` single greetings have come to their last line.
     pub async fn reach(&self, count: u64) {
         // The sender lives in `self`, so the wait can't fail.

@@ -25,6 +25,7 @@ pub async fn run(workload: &Workload, which: Which, setting: Setting) -> Result<
         return Ok(Outcome::none(workload.name, which, reason));
     }
     let mut outcome = Outcome::new(workload.name, which);
+    let setting = Setting { partitions: setting.partitions.max(workload.partitions), ..setting };
     if let Plan::Backlog { waiting, repeats } = workload.plan {
         backlog::run(&mut outcome, setting, waiting, repeats, workload.cap).await?;
         return Ok(outcome);

@@ -11,6 +11,7 @@ use duroxide::Client;
 use duroxide_cosmos::{CosmosDBProviderConfig, Credential};
 use duroxide_cosmos_emulator::{LocalAccount, Served, EMULATOR_KEY};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use crate::measure::Reading;
 use crate::orchestrations::{self, Tally};
@@ -172,6 +173,20 @@ impl Scene {
     /// Another provider on the same container, as in another process.
     pub async fn second(&self) -> Result<Opened> {
         Opened::at(self.which, &self.served.endpoint()).await
+    }
+
+    /// Puts documents into the container that are nobody's work, so that it holds as much as another one.
+    pub async fn pad(&self, documents: u64) -> Result<()> {
+        // The names are both providers' defaults.
+        let client = self.account.client_named("padding").await;
+        let container = client.database_client("duroxide").container_client("duroxide", None).await?;
+        let filling = "x".repeat(400);
+        for number in 0..documents {
+            let id = format!("padding-{number}");
+            let document = json!({ "id": id, "instanceId": id, "type": "padding", "filling": filling });
+            container.create_item(id.clone(), &id, &document, None).await?;
+        }
+        Ok(())
     }
 
     /// What went over the wire so far.

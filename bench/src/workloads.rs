@@ -17,6 +17,8 @@ pub struct Workload {
     pub cap: Duration,
     /// Whether the peer is left out, for want of time.
     pub skip_peer: bool,
+    /// Physical partitions, where the setting has fewer: the emulator copies a whole one for every batch.
+    pub partitions: u32,
 }
 
 /// What is done.
@@ -71,7 +73,7 @@ const PAYLOAD: usize = 100 * 1024;
 
 impl Workload {
     fn new(name: &'static str, slug: &'static str, plan: Plan, cap: u64) -> Self {
-        Self { name, slug, plan, cap: Duration::from_secs(cap), skip_peer: false }
+        Self { name, slug, plan, cap: Duration::from_secs(cap), skip_peer: false, partitions: 1 }
     }
 
     /// Why this provider is left out, if it is.
@@ -111,6 +113,7 @@ fn backlogs(quick: bool) -> Vec<Workload> {
     let backlog = |waiting, repeats| Plan::Backlog { waiting, repeats };
     let mut large = Workload::new("Backlog of 2,000", "backlog2000", backlog(2000, 1), 60);
     large.skip_peer = true;
+    large.partitions = 8;
     let mut backlogs = vec![
         Workload::new("Backlog of 20", "backlog20", backlog(20, if quick { 1 } else { 3 }), 10),
         Workload::new("Backlog of 100", "backlog100", backlog(100, 1), 15),

@@ -82,20 +82,15 @@ async fn an_activity_waits_for_a_worker_that_serves_its_tag() {
     gpu.stop().await;
 }
 
-/// A process whose workers share a session owner, with short session locks.
+/// A process whose workers share a session owner.
 fn node(name: &str) -> RuntimeOptions {
-    RuntimeOptions {
-        worker_node_id: Some(name.to_owned()),
-        session_lock_timeout: Duration::from_secs(2),
-        session_lock_renewal_buffer: Duration::from_secs(1),
-        ..RuntimeOptions::default()
-    }
+    RuntimeOptions { worker_node_id: Some(name.to_owned()), ..RuntimeOptions::default() }
 }
 
 /// Two activities at a time on one session, several times.
 async fn conversation(ctx: OrchestrationContext, input: String) -> Result<String, String> {
     let mut nodes = Vec::new();
-    for turn in 0..4 {
+    for turn in 0..3 {
         let say = |n: u32| ctx.schedule_activity_on_session("Where", format!("{input} {turn}.{n}"), input.as_str());
         for node in ctx.join(vec![say(0), say(1)]).await {
             nodes.push(node?);
@@ -128,12 +123,12 @@ async fn a_session_stays_with_the_process_that_took_it() {
             shared.push(output);
         }
         let history = one.history(instance).await;
-        assert_eq!(history.len(), 2 + 2 * 8);
+        assert_eq!(history.len(), 2 + 2 * 6);
         assert!(matches!(&history[1].kind, EventKind::ActivityScheduled { session_id: Some(s), .. } if s == session));
     }
     shared.dedup();
     assert_eq!(shared.len(), 1, "one owner for all instances");
-    assert_eq!(notes.lines().len(), 6 * 8);
+    assert_eq!(notes.lines().len(), 6 * 6);
     one.stop().await;
     two.stop().await;
 }
@@ -151,7 +146,9 @@ async fn a_session_moves_when_its_owner_is_gone() {
             })
             .build()
     };
-    let one = Scene::with(node("one"), activities("one", &notes), orchestrations()).await;
+    // The owner's lock outlives it by two seconds at most.
+    let options = RuntimeOptions { session_lock_timeout: Duration::from_secs(2), ..node("one") };
+    let one = Scene::with(options, activities("one", &notes), orchestrations()).await;
     one.start("talk", "Talk", "").await;
     one.recorded("talk", 1, "ExternalSubscribed").await;
     let account = one.stop().await;

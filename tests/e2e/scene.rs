@@ -14,7 +14,7 @@ use std::{
 };
 
 /// How long anything is waited for. A test that passes waits for what happens, never for this.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A provider on `account`, as another process would have it: with a client and caches of its own.
 pub async fn provider_on(account: &LocalAccount) -> Arc<CosmosDBProvider> {

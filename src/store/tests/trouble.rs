@@ -86,7 +86,7 @@ async fn passing_trouble_is_ridden_out_by_reads_and_queries(scene: Scene) {
         let reads = scene.next(MORE_THAN_THE_SDK, RequestKind::Read, refuse(status));
         assert_eq!(read(&scene, &note, in_time()).await.unwrap().as_ref(), Some(&note), "{status}");
         let queries = scene.next(MORE_THAN_THE_SDK, RequestKind::Query, refuse(status));
-        assert_eq!(query(&scene, &note, in_time()).await.unwrap(), [note.clone()], "{status}");
+        assert_eq!(query(&scene, &note, in_time()).await.unwrap(), std::slice::from_ref(&note), "{status}");
         assert_eq!((reads.hits(), queries.hits()), (MORE_THAN_THE_SDK, MORE_THAN_THE_SDK), "{status}");
     }
 }
