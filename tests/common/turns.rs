@@ -7,7 +7,7 @@ use duroxide::{
     Event, EventKind,
 };
 use duroxide_cosmos::{CosmosDBProvider, CosmosDBProviderConfig};
-use duroxide_cosmos_emulator::{LocalAccount, RequestKind, WireAction, WireRule};
+use duroxide_cosmos_emulator::{LocalAccount, WireAction, WireRule};
 use futures::TryStreamExt;
 use serde_json::Value;
 use std::{future::Future, time::Duration};
@@ -298,5 +298,3 @@ pub fn assert_refused(result: Result<(), ProviderError>) {
     assert!(!error.is_retryable(), "{error:?}");
     assert!(error.message.contains("Invalid lock token") || error.message.contains("Work item not found"), "{error:?}");
 }
-
-pub const BATCH: RequestKind = RequestKind::Batch;
