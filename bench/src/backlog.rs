@@ -15,12 +15,14 @@ use crate::scene::{Scene, Setting};
 /// Starts that are sent at once.
 const SENDERS: u64 = 16;
 
-/// The emulator's own work grows with what a container holds, as the service's does not. So a smaller backlog than this
-/// has company: as many documents as this one's greetings would add.
-const COMPANY: u64 = 400;
-
-/// Documents of a greeting, roughly, over its life.
-const DOCUMENTS: u64 = 3;
+/// What waits, and in which company.
+#[derive(Clone, Copy)]
+pub struct Backlog {
+    /// Greetings that wait.
+    pub waiting: u64,
+    /// Documents beside them that are nobody's work.
+    pub padding: u64,
+}
 
 /// What one backlog came to.
 struct Drained {
@@ -31,10 +33,11 @@ struct Drained {
 }
 
 /// Drains the same backlog on several accounts in turn and takes the mean.
-pub async fn run(outcome: &mut Outcome, setting: Setting, waiting: u64, repeats: u64, cap: Duration) -> Result<()> {
+pub async fn run(outcome: &mut Outcome, setting: Setting, backlog: Backlog, repeats: u64, cap: Duration) -> Result<()> {
+    let waiting = backlog.waiting;
     let (mut done, mut elapsed, mut requests, mut units) = (0.0, 0.0, 0, 0.0);
     for _ in 0..repeats {
-        let drained = drain(outcome, setting, waiting, cap).await?;
+        let drained = drain(outcome, setting, backlog, cap).await?;
         done += drained.done;
         elapsed += drained.elapsed.as_secs_f64();
         requests += drained.spent.stats.total().requests;
@@ -53,7 +56,8 @@ pub async fn run(outcome: &mut Outcome, setting: Setting, waiting: u64, repeats:
     Ok(())
 }
 
-async fn drain(outcome: &Outcome, setting: Setting, waiting: u64, cap: Duration) -> Result<Drained> {
+async fn drain(outcome: &Outcome, setting: Setting, backlog: Backlog, cap: Duration) -> Result<Drained> {
+    let Backlog { waiting, padding } = backlog;
     let mut scene = Scene::open(outcome.provider, setting).await?;
     scene.start().await;
     warm_up(&scene.client(), "warm").await?;
@@ -61,7 +65,7 @@ async fn drain(outcome: &Outcome, setting: Setting, waiting: u64, cap: Duration)
     // It stays open: where the peer closes, the container goes.
     let other = scene.second().await?;
     fill(&Client::new(other.store()), waiting).await?;
-    scene.pad(COMPANY.saturating_sub(waiting) * DOCUMENTS).await?;
+    scene.pad(padding).await?;
 
     let (already, progress) = (scene.tally.finished(), scene.tally.progress());
     scene.start().await;

@@ -48,6 +48,8 @@ pub mod name {
     pub const UNITS_A_SECOND: &str = "RU/s";
     /// The rate of one backlog by that of another.
     pub const RATE_RATIO: &str = "rate ÷ rate with 20";
+    /// The same, beside a backlog in a container that holds as much.
+    pub const PADDED_RATIO: &str = "rate ÷ padded 20";
     /// Kilobytes both ways.
     pub const KILOBYTES: &str = "KB";
     /// Activities that the second process ran.
@@ -130,10 +132,11 @@ impl Outcome {
         self.requests_by_kind = each.collect();
     }
 
-    /// Adds median and 95th percentile of some latencies.
+    /// Adds the median of some latencies and, where there are enough to have one, the 95th percentile.
     pub fn latencies(&mut self, mut latencies: Vec<Duration>) {
         latencies.sort_unstable();
-        for (name, quantile) in [(name::MEDIAN, 0.5), (name::P95, 0.95)] {
+        let wanted = if latencies.len() < 10 { 1 } else { 2 };
+        for (name, quantile) in [(name::MEDIAN, 0.5), (name::P95, 0.95)].into_iter().take(wanted) {
             if let Some(latency) = at_quantile(&latencies, quantile) {
                 self.lower(name, latency.as_secs_f64() * 1000.0);
             }

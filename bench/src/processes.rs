@@ -13,6 +13,9 @@ use crate::scene::{Opened, Scene, Which};
 
 const READY: &str = "ready";
 
+/// More under way than one process has dispatchers for, so that there is something to share.
+const IN_FLIGHT: usize = 32;
+
 /// A worker process. It ends when its input does.
 struct Worker {
     child: Child,
@@ -61,7 +64,7 @@ pub async fn two(scene: &mut Scene, outcome: &mut Outcome, busy: u64, cap: Durat
     scene.start().await;
     let worker = Worker::start(scene).await?;
     warm_up(&scene.client(), "warm").await?;
-    at_once(scene, outcome, "Hello", "world", busy, cap).await?;
+    at_once(scene, outcome, ("Hello", "world"), busy, IN_FLIGHT, cap).await?;
     let (there, here) = (worker.stop().await?, scene.tally.activities());
     outcome.neutral(name::SHARE, there as f64 / (there + here).max(1) as f64);
     Ok(())

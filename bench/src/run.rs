@@ -8,16 +8,20 @@ use anyhow::{bail, Result};
 use duroxide::runtime::OrchestrationStatus;
 use duroxide::{Client, ClientError};
 
+use crate::backlog::{self, Backlog};
 use crate::measure::{name, Outcome};
 use crate::scene::{Scene, Setting, Which};
 use crate::workloads::{Plan, Workload};
-use crate::{backlog, history, processes};
+use crate::{history, processes};
 
 /// Orchestrations under way at once in a busy phase.
-const IN_FLIGHT: usize = 8;
+pub const IN_FLIGHT: usize = 8;
 
 /// What an orchestration leaves behind, such as a delivery, may end after its client has its answer.
 pub const SETTLE: Duration = Duration::from_millis(30);
+
+/// How long orchestrations may take to end once no more are started.
+const GRACE: Duration = Duration::from_secs(10);
 
 /// Runs a workload on an account of its own.
 pub async fn run(workload: &Workload, which: Which, setting: Setting) -> Result<Outcome> {
@@ -26,8 +30,8 @@ pub async fn run(workload: &Workload, which: Which, setting: Setting) -> Result<
     }
     let mut outcome = Outcome::new(workload.name, which);
     let setting = Setting { partitions: setting.partitions.max(workload.partitions), ..setting };
-    if let Plan::Backlog { waiting, repeats } = workload.plan {
-        backlog::run(&mut outcome, setting, waiting, repeats, workload.cap).await?;
+    if let Plan::Backlog { waiting, repeats, padding } = workload.plan {
+        backlog::run(&mut outcome, setting, Backlog { waiting, padding }, repeats, workload.cap).await?;
         return Ok(outcome);
     }
     let mut scene = Scene::open(which, setting).await?;
@@ -38,7 +42,7 @@ pub async fn run(workload: &Workload, which: Which, setting: Setting) -> Result<
             warm_up(&scene.client(), "warm").await?;
             in_turn(&scene, &mut outcome, orchestration, input, *rounds, cap).await?;
             if *busy > 0 {
-                at_once(&scene, &mut outcome, orchestration, input, *busy, cap).await?;
+                at_once(&scene, &mut outcome, (orchestration, input), *busy, IN_FLIGHT, cap).await?;
             }
         }
         Plan::Idle { settle, watch } => idle(&mut scene, &mut outcome, *settle, *watch).await?,
@@ -83,20 +87,27 @@ pub async fn in_turn(
 ) -> Result<()> {
     let client = scene.client();
     let (before, begun) = (scene.reading(), Instant::now());
-    let mut latencies = Vec::new();
+    let (mut after, mut latencies) = (before.clone(), Vec::new());
     for round in 0..rounds {
         let (started, left) = (Instant::now(), cap.saturating_sub(begun.elapsed()));
-        if left.is_zero() || !one(&client, &format!("single-{round}"), orchestration, input, left).await? {
+        // Not begun where there is no time for another one like the last.
+        let likely = latencies.last().copied().unwrap_or_default();
+        if left <= likely || !one(&client, &format!("single-{round}"), orchestration, input, left).await? {
             break;
         }
         latencies.push(started.elapsed());
+        // One that is cut short does not count.
+        after = scene.reading();
     }
     if latencies.is_empty() {
         outcome.note = Some(format!("not one ended within {} s", cap.as_secs()));
         return Ok(());
     }
-    tokio::time::sleep(SETTLE).await;
-    let (spent, by) = (scene.reading() - before, latencies.len() as f64);
+    if latencies.len() as u64 == rounds {
+        tokio::time::sleep(SETTLE).await;
+        after = scene.reading();
+    }
+    let (spent, by) = (after - before, latencies.len() as f64);
     outcome.lower(name::REQUESTS, spent.stats.total().requests as f64 / by);
     outcome.lower(name::UNITS, spent.units / by);
     outcome.kinds(&spent, by);
@@ -108,22 +119,23 @@ pub async fn in_turn(
 pub async fn at_once(
     scene: &Scene,
     outcome: &mut Outcome,
-    orchestration: &str,
-    input: &str,
+    (orchestration, input): (&str, &str),
     total: u64,
+    in_flight: usize,
     cap: Duration,
 ) -> Result<()> {
     let (before, begun) = (scene.reading(), Instant::now());
     let next = Arc::new(AtomicU64::new(0));
     let done = Arc::new(AtomicU64::new(0));
     let mut tasks = tokio::task::JoinSet::new();
-    for _ in 0..IN_FLIGHT {
+    for _ in 0..in_flight {
         let (client, next, done) = (scene.client(), Arc::clone(&next), Arc::clone(&done));
         let (orchestration, input) = (orchestration.to_owned(), input.to_owned());
         tasks.spawn(async move {
             while begun.elapsed() < cap {
                 let number = next.fetch_add(1, Ordering::Relaxed);
-                let left = cap.saturating_sub(begun.elapsed());
+                // What is under way when the time is up may end.
+                let left = cap.saturating_sub(begun.elapsed()) + GRACE;
                 if number >= total || !one(&client, &format!("busy-{number}"), &orchestration, &input, left).await? {
                     break;
                 }

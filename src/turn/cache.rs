@@ -127,6 +127,15 @@ impl InstanceCache {
         }
     }
 
+    /// What is known is not current, unless `holds` is true of it: the next read asks.
+    pub(crate) fn doubt_unless(&self, partition: &Partition, holds: impl FnOnce(&Known) -> bool) {
+        let mut entries = self.lock();
+        if !entries.by_partition.get(partition).is_some_and(|(_, known)| holds(known)) {
+            entries.absent.remove(partition);
+            entries.seen.remove(partition);
+        }
+    }
+
     pub(crate) fn forget(&self, partition: &Partition) {
         self.lock().remove(partition);
     }
@@ -197,6 +206,22 @@ mod tests {
         assert!(cache.get(&partition("b")).is_none());
         assert!(cache.get(&partition("a")).is_some() && cache.get(&partition("d")).is_some());
         assert!(cache.lock().bytes <= cache.limit);
+    }
+
+    #[test]
+    fn what_is_doubted_is_kept_but_not_taken_for_current() {
+        let (cache, long) = (InstanceCache::new(10_000), Duration::from_secs(60));
+        cache.saw(&partition("absent"), None, None);
+        cache.put(&partition("old"), known(0));
+        cache.put(&partition("current"), known(0));
+        for name in ["absent", "old"] {
+            assert!(cache.fresh(&partition(name), long).is_some());
+            cache.doubt_unless(&partition(name), |_| false);
+            assert!(cache.fresh(&partition(name), long).is_none());
+        }
+        cache.doubt_unless(&partition("current"), |_| true);
+        assert!(cache.fresh(&partition("current"), long).is_some());
+        assert!(cache.get(&partition("old")).is_some());
     }
 
     #[test]

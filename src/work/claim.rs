@@ -8,6 +8,7 @@ use crate::{
     engine::Engine,
     model::{clock::millis, Lock, Millis, PayloadDocument, WorkDocument},
     store::{Deadline, Freshness, StoreError, Versioned, WriteOutcome},
+    turn::cache::Known,
 };
 use azure_core::http::Etag;
 use duroxide::providers::{SessionFetchConfig, WorkItem};
@@ -160,6 +161,11 @@ async fn open(
         WorkItem::ActivityExecute { execution_id, id, .. } => Some((*execution_id, *id)),
         _ => None,
     };
+    if let Some((execution, id)) = identity {
+        // The turn that scheduled it is there. What is known from before must not be what the activity is told about it.
+        let knows = |known: &Known| known.document.execution == execution && known.document.events.contains(id);
+        engine.cache.doubt_unless(&document.instance_id, knows);
+    }
     let attempts = document.attempts;
     let state = WorkState {
         until: document.lock.as_ref().map_or(0, |lock| lock.until),
