@@ -219,7 +219,7 @@ async fn cut_everywhere(shape: Shape) {
     println!("an undisturbed turn makes {requests} requests");
     let dies = (0..requests).map(Cut::Dies);
     // What is stored then is what is stored when the next request fails: of a slow turn a few will do.
-    let unanswered = (0..requests).filter(|request| shape.is_quick() || request % 4 == 0).map(Cut::DiesUnanswered);
+    let unanswered = (0..requests).filter(|request| shape.is_quick() || request.is_multiple_of(8)).map(Cut::DiesUnanswered);
     let cuts = dies.chain(unanswered).map(|at| async move {
         println!("{at:?}");
         cut(shape, at).await;
@@ -266,7 +266,7 @@ async fn trouble_anywhere_is_ridden_out(shape: Shape) {
     // Every request loses its answer once; the other troubles take turns, where there is time for them.
     let lost = (0..requests).map(|request| (request, WireAction::LoseAnswer));
     let others = (0..requests).map(|request| (request, troubles[request as usize % troubles.len()].clone()));
-    let others: Vec<_> = others.filter(|(request, _)| shape.is_quick() || request % 4 == 0).collect();
+    let others: Vec<_> = others.filter(|(request, _)| shape.is_quick() || request.is_multiple_of(8)).collect();
     let runs = lost.chain(others).map(|(request, trouble)| async move {
         println!("{trouble:?} at request {request}");
         let turn = Turn::fetched(shape).await;
