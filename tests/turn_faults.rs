@@ -219,7 +219,8 @@ async fn cut_everywhere(shape: Shape) {
     println!("an undisturbed turn makes {requests} requests");
     let dies = (0..requests).map(Cut::Dies);
     // What is stored then is what is stored when the next request fails: of a slow turn a few will do.
-    let unanswered = (0..requests).filter(|request| shape.is_quick() || request.is_multiple_of(8)).map(Cut::DiesUnanswered);
+    let unanswered =
+        (0..requests).filter(|request| shape.is_quick() || request.is_multiple_of(8)).map(Cut::DiesUnanswered);
     let cuts = dies.chain(unanswered).map(|at| async move {
         println!("{at:?}");
         cut(shape, at).await;
