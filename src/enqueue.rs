@@ -29,7 +29,7 @@ pub(crate) async fn message(
     let partition = Partition::instance(instance).map_err(|e| refuse(e.to_string()))?;
     let now = engine.now();
     let due = delay.map_or_else(|| item::visible_at(work_item, now), |delay| engine.clock.after(delay));
-    let key = Engine::new_token();
+    let key = MessageDocument::outside_key(&Engine::new_token());
     let document = MessageDocument::new(partition.clone(), &key, work_item, engine.sequencer.next(), now, due)
         .map_err(|e| refuse(format!("the message can't be written as JSON: {e}")))?;
     let written = engine.store.create(&partition, &document.id, &document, engine.deadline()).await;

@@ -263,6 +263,17 @@ pub(crate) struct MessageDocument {
 }
 
 impl MessageDocument {
+    /// The key of a message that was put into the queue from outside any turn or activity.
+    pub(crate) fn outside_key(token: &str) -> String {
+        format!("e:{token}")
+    }
+
+    /// Whether a message of this id came from outside any turn or activity. Of all messages only such a one can be meant for
+    /// a new instance of a name that is being deleted, and only such a one can be written again by a repeated request.
+    pub(crate) fn is_from_outside(id: &DocumentId) -> bool {
+        id.as_str().starts_with("m:e:")
+    }
+
     /// A message that becomes visible at `due`.
     pub(crate) fn new(
         partition: Partition,
