@@ -28,14 +28,26 @@ pub(crate) async fn message(
         .ok_or_else(|| refuse(format!("{} does not go to an orchestration", item::kind(work_item))))?;
     let partition = Partition::instance(instance).map_err(|e| refuse(e.to_string()))?;
     let now = engine.now();
-    let due = delay.map_or_else(|| item::visible_at(work_item, now), |delay| engine.clock.after(delay));
+    // Only a turn's own timers wait for their time: what is put into the queue without a delay is visible at once.
+    let due = delay.map_or(now, |delay| engine.clock.after(delay));
     let key = MessageDocument::outside_key(&Engine::new_token());
     let document = MessageDocument::new(partition.clone(), &key, work_item, engine.sequencer.next(), now, due)
         .map_err(|e| refuse(format!("the message can't be written as JSON: {e}")))?;
+    let failed = |e: StoreError| e.into_provider_error(OPERATION);
+    let bytes = Operation::create(&document).map_err(failed)?.size();
+    if bytes > MessageDocument::MAX_BYTES {
+        let (kind, limit) = (item::kind(work_item), MessageDocument::MAX_BYTES);
+        return Err(refuse(format!("the message {kind} for {instance:?} has {bytes} bytes, but the limit is {limit}")));
+    }
     let written = engine.store.create(&partition, &document.id, &document, engine.deadline()).await;
-    match written.map_err(|e| e.into_provider_error(OPERATION))? {
-        WriteOutcome::Done(_) | WriteOutcome::Refused(Refusal::Exists) => {
-            engine.dispatch.offer_message(document);
+    match written.map_err(failed)? {
+        WriteOutcome::Done(etag) => {
+            engine.dispatch.offer_message(document, Some(etag));
+            Ok(())
+        }
+        // Written with its answer lost: it may have been consumed since.
+        WriteOutcome::Refused(Refusal::Exists) => {
+            engine.dispatch.offer_message(document, None);
             Ok(())
         }
         WriteOutcome::Refused(refusal) => Err(refuse(format!("the message was answered {refusal:?}"))),
@@ -156,7 +168,7 @@ async fn append(
     let found = read_latest(engine, partition, deadline).await?;
     let (mut document, etag) = match found {
         Some(Versioned { document, etag }) => (document, Some(etag)),
-        None => (InstanceDocument::new(partition.clone(), engine.now()), None),
+        None => (InstanceDocument::new(partition.clone(), &Engine::new_token(), engine.now()), None),
     };
     if document.execution == execution {
         for event in events {

@@ -11,7 +11,7 @@ use crate::{
     engine::Engine,
     model::{Millis, Partition},
     store::{Deadline, StoreError},
-    turn::{claim as turn_claim, release},
+    turn::{claim as turn_claim, open::claim_time, release},
     work::{claim as work_claim, session},
 };
 use duroxide::providers::{
@@ -130,7 +130,7 @@ async fn try_turn(
     let (engine_too, hint, filter) = (engine.clone(), hint.clone(), filter.cloned());
     let begun = engine.dispatch.under_way.begin();
     engine.spawn(async move {
-        let deadline = Deadline::after(engine_too.config.operation_timeout());
+        let deadline = Deadline::after(claim_time(&engine_too, lock_timeout));
         let outcome = turn_claim::claim(&engine_too, &hint, lock_timeout, filter.as_ref(), deadline).await;
         let parcel = Parcel::new(outcome, move |outcome| {
             let _begun = begun;
@@ -254,7 +254,7 @@ async fn try_work(
     let (engine_too, hint, session) = (engine.clone(), hint.clone(), session.cloned());
     let begun = engine.dispatch.under_way.begin();
     engine.spawn(async move {
-        let deadline = Deadline::after(engine_too.config.operation_timeout());
+        let deadline = Deadline::after(claim_time(&engine_too, lock_timeout));
         let outcome = work_claim::claim(&engine_too, &hint, lock_timeout, session.as_ref(), deadline).await;
         let parcel = Parcel::new(outcome, move |outcome| {
             let _begun = begun;

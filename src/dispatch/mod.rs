@@ -16,10 +16,10 @@ pub(crate) use fetch::{next_turn, next_work};
 
 use crate::{
     config::CosmosDBProviderConfig,
-    engine::Engine,
     model::{kind, DocumentId, MessageDocument, Millis, Partition, WorkDocument},
-    store::{Committed, Operation},
+    store::{Committed, Operation, Versioned},
 };
+use azure_core::http::Etag;
 use poll::Pace;
 use queue::{Offer, Queue};
 use recent::Recent;
@@ -38,8 +38,9 @@ pub(crate) struct OrchestrationHint {
     /// How often an attempt found messages but no start.
     pub(crate) waits: u32,
     pub(crate) slot: Slot,
-    /// Messages that this process has put into the queue itself: a turn on them need not ask for any.
-    pub(crate) messages: Vec<MessageDocument>,
+    /// Messages that this process has put into the queue itself: a turn on them need not ask for any. The commit proves by
+    /// their ETags that nobody has consumed them meanwhile.
+    pub(crate) messages: Vec<Versioned<MessageDocument>>,
     /// Messages that a poll has seen.
     pub(crate) seen: Vec<DocumentId>,
     /// There may be messages that this process doesn't know: the turn asks for them.
@@ -58,30 +59,31 @@ impl OrchestrationHint {
         Self { partition, starts, pinned: None, waits: 0, slot, messages: Vec::new(), seen: Vec::new(), ask: true }
     }
 
-    /// A message that this process has put into the queue.
-    fn of_message(message: MessageDocument) -> Self {
-        let mut hint = Self::new(message.instance_id.clone(), message.starts);
-        hint.ask = message.item.len() > MAX_KEPT_BYTES;
-        if !hint.ask {
-            hint.messages.push(message);
+    /// A message that this process has put into the queue. One whose ETag is not known is asked for.
+    fn of_message(document: MessageDocument, etag: Option<Etag>) -> Self {
+        let mut hint = Self::new(document.instance_id.clone(), document.starts);
+        if let Some(etag) = etag.filter(|_| document.item.len() <= MAX_KEPT_BYTES) {
+            hint.ask = false;
+            hint.messages.push(Versioned { document, etag });
         }
         hint
     }
 
     /// Whether it knows of this message.
     fn knows(&self, id: &DocumentId) -> bool {
-        self.messages.iter().any(|message| &message.id == id) || self.seen.contains(id)
+        self.ids().any(|known| known == id)
     }
 
     /// The messages that it knows of.
     fn ids(&self) -> impl Iterator<Item = &DocumentId> {
-        self.messages.iter().map(|message| &message.id).chain(&self.seen)
+        self.messages.iter().map(|message| &message.document.id).chain(&self.seen)
     }
 
     /// News about the same instance.
     fn merge(&mut self, news: Self) {
         self.starts |= news.starts;
-        self.pinned = news.pinned.or_else(|| self.pinned.take());
+        // What was learnt of the instance may be of one that was deleted since: the next attempt learns it again.
+        self.pinned = news.pinned;
         self.waits = self.waits.min(news.waits);
         self.ask |= news.ask;
         self.seen.extend(news.seen);
@@ -149,9 +151,14 @@ impl Dispatch {
     }
 
     /// A message is in the queue, or will be visible at its time.
-    pub(crate) fn offer_message(&self, message: MessageDocument) {
+    pub(crate) fn offer_message(&self, message: MessageDocument, etag: Option<Etag>) {
         let (seq, due) = (message.seq.clone(), message.due);
-        self.offer_turn(OrchestrationHint::of_message(message), seq, due, true);
+        self.offer_turn(OrchestrationHint::of_message(message, etag), seq, due, true);
+    }
+
+    /// A turn leaves messages behind that did not fit it.
+    pub(crate) fn offer_rest(&self, partition: &Partition) {
+        self.offer_turn(OrchestrationHint::new(partition.clone(), false), String::new(), self.clock.now(), true);
     }
 
     fn offer_turn(&self, hint: OrchestrationHint, seq: String, due: Millis, urgent: bool) {
@@ -187,11 +194,15 @@ impl Dispatch {
     }
 
     /// A turn of this process was given back with these messages, each of which can be tried again at its time.
-    pub(crate) fn messages_returned(&self, partition: &Partition, messages: Vec<MessageDocument>) {
-        self.recent.returned(partition, messages.iter().map(|message| &message.id));
+    pub(crate) fn messages_returned(
+        &self,
+        partition: &Partition,
+        messages: impl Iterator<Item = (MessageDocument, Option<Etag>)>,
+    ) {
         self.turns.set_free(partition, self.clock.now());
-        for message in messages {
-            self.offer_message(message);
+        for (message, etag) in messages {
+            self.recent.returned(partition, std::iter::once(&message.id));
+            self.offer_message(message, etag);
         }
     }
 
@@ -210,7 +221,6 @@ impl Dispatch {
     /// What a batch of this process has put into the queues; `offset` is where `operations` begin in the batch.
     pub(crate) fn announce(
         &self,
-        _engine: &Engine,
         partition: &Partition,
         operations: &[Operation],
         committed: &Committed,
@@ -228,7 +238,7 @@ impl Dispatch {
                 }
                 Some(kind::MESSAGE) => {
                     let Ok(message) = serde_json::from_value::<MessageDocument>(document.clone()) else { continue };
-                    self.offer_message(message);
+                    self.offer_message(message, committed.etag(index + offset).cloned());
                 }
                 _ => {}
             }

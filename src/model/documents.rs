@@ -4,8 +4,8 @@
 //! `due`; documents without it are never found by a poll. Payloads stay strings: the service turns large integers into
 //! floats and `1.0` into `1`.
 
-use super::{item, DocumentId, EventSet, Millis, Partition};
-use crate::store::Operation;
+use super::{item, DocumentId, EventSet, Marks, Millis, Partition};
+use crate::store::{batch::MAX_DOCUMENT_BYTES, Operation};
 use azure_core::http::Etag;
 use duroxide::providers::WorkItem;
 use serde::{Deserialize, Serialize};
@@ -72,8 +72,14 @@ pub(crate) struct InstanceDocument {
     pub(crate) name: String,
     #[serde(default)]
     pub(crate) version: String,
+    /// Tells it from other instances that have had or will have this name.
+    #[serde(default)]
+    pub(crate) born: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) parent: Option<String>,
+    /// Which instance of the parent's name started it: only that one is told how it ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) parent_born: Option<String>,
     /// The duroxide version that the current execution is pinned to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) pinned: Option<String>,
@@ -103,9 +109,12 @@ pub(crate) struct InstanceDocument {
     pub(crate) turn: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) last_turn: Option<String>,
+    /// What turns have staged that are not committed, or never will be: the next claim deletes what it finds here.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) staging: Vec<Staging>,
     /// A turn that was committed and whose staged operations are still to be applied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) rolling: Option<String>,
+    pub(crate) rolling: Option<Rolling>,
     /// How often an execution has ended: tells values of the running execution from those before it.
     #[serde(default)]
     pub(crate) epoch: u64,
@@ -126,6 +135,27 @@ pub(crate) struct InstanceDocument {
     /// When somebody must look at it: a roll-forward or a deletion that may have been left half-way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) due: Option<Millis>,
+}
+
+/// Parts of a turn that does not fit one batch. Noted by the batch that writes each part, so that none is unknown.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Staging {
+    /// What the parts' ids hold.
+    pub(crate) key: String,
+    /// How many parts were written.
+    pub(crate) parts: usize,
+}
+
+/// How far the staged parts of a committed turn have been applied. They are applied in order, each by a batch that also
+/// moves `next`, so that a part which is not there is known to be missing and never taken for one that was applied.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Rolling {
+    /// What the parts' ids hold.
+    pub(crate) key: String,
+    /// How many parts the turn has.
+    pub(crate) parts: usize,
+    /// The first that is not applied yet.
+    pub(crate) next: usize,
 }
 
 /// Figures of an instance that the metrics sum up.
@@ -180,8 +210,8 @@ impl InstanceDocument {
         DocumentId::new("instance", &[])
     }
 
-    /// A document for an instance that has none.
-    pub(crate) fn new(partition: Partition, now: Millis) -> Self {
+    /// A document for an instance that has none; `token` is one that nobody else has.
+    pub(crate) fn new(partition: Partition, token: &str, now: Millis) -> Self {
         Self {
             id: Self::document_id(),
             instance_id: partition,
@@ -192,7 +222,9 @@ impl InstanceDocument {
             status: None,
             name: String::new(),
             version: String::new(),
+            born: token.chars().take(8).collect(),
             parent: None,
+            parent_born: None,
             pinned: None,
             created_at: now,
             updated_at: now,
@@ -204,6 +236,7 @@ impl InstanceDocument {
             totals: Totals::default(),
             turn: 0,
             last_turn: None,
+            staging: Vec::new(),
             rolling: None,
             epoch: 0,
             status_version: 0,
@@ -233,6 +266,11 @@ impl InstanceDocument {
     pub(crate) fn is_terminal(&self) -> bool {
         self.status.as_deref().is_some_and(status::is_terminal)
     }
+
+    /// Which instance of this name is meant, where that is known: of the parent, the one that started it.
+    pub(crate) fn born_of(&self, instance: &str) -> Option<String> {
+        self.parent_born.clone().filter(|_| self.parent.as_deref() == Some(instance))
+    }
 }
 
 /// A message for an orchestration. A claim does not touch it: the lock is the instance's.
@@ -253,16 +291,22 @@ pub(crate) struct MessageDocument {
     #[serde(default)]
     pub(crate) attempts: u32,
     /// Whether it can begin an instance, so that a poller knows.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) starts: bool,
     /// Came from another partition: what consumes it leaves a marker, so that a second copy is known.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) delivered: bool,
+    /// Which instance of a name it concerns: of a start, the one that sent it; of any other message, the one it is for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) born: Option<String>,
     /// The work item as JSON.
     pub(crate) item: String,
 }
 
 impl MessageDocument {
+    /// What a message may take: the event that it becomes has more around it, and must fit a document, too.
+    pub(crate) const MAX_BYTES: usize = MAX_DOCUMENT_BYTES - 16 * 1024;
+
     /// The key of a message that was put into the queue from outside any turn or activity.
     pub(crate) fn outside_key(token: &str) -> String {
         format!("e:{token}")
@@ -271,7 +315,7 @@ impl MessageDocument {
     /// Whether a message of this id came from outside any turn or activity. Of all messages only such a one can be meant for
     /// a new instance of a name that is being deleted, and only such a one can be written again by a repeated request.
     pub(crate) fn is_from_outside(id: &DocumentId) -> bool {
-        id.as_str().starts_with("m:e:")
+        Self::outside_token(id).is_some()
     }
 
     /// A message that becomes visible at `due`.
@@ -293,8 +337,14 @@ impl MessageDocument {
             attempts: 0,
             starts: item::starts(work_item),
             delivered: false,
+            born: None,
             item: serde_json::to_string(work_item)?,
         })
+    }
+
+    /// The token of a message from outside.
+    pub(crate) fn outside_token(id: &DocumentId) -> Option<&str> {
+        id.as_str().strip_prefix("m:e:")
     }
 }
 
@@ -365,14 +415,25 @@ impl WorkDocument {
         DocumentId::new("w", &[&execution.to_string(), &activity.to_string()])
     }
 
-    /// Whether a document of this id is an activity.
+    /// Whether a document of this id is an activity, or the payload of one.
     pub(crate) fn is_work_id(id: &DocumentId) -> bool {
-        id.as_str().starts_with("w:")
+        id.as_str().starts_with("w:") || id.as_str().starts_with("p:w:")
     }
 
     /// The id of the payload of the activity `id`.
     pub(crate) fn payload_id(id: &DocumentId) -> DocumentId {
         DocumentId::new("p", &[id.as_str()])
+    }
+
+    /// Whether a work item of this text stays in the activity's own document.
+    pub(crate) fn is_inline(item: &str) -> bool {
+        item.len() <= Self::INLINE
+    }
+
+    /// The execution and activity that an id names.
+    pub(crate) fn identity(id: &DocumentId) -> Option<(u64, u64)> {
+        let mut parts = id.as_str().strip_prefix("w:")?.split(':');
+        Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
     }
 
     /// The documents of an activity: its own, and one for a large payload.
@@ -401,7 +462,7 @@ impl WorkDocument {
             item: None,
             etag: None,
         };
-        if item.len() <= Self::INLINE {
+        if Self::is_inline(&item) {
             document.item = Some(item);
             return Ok((document, None));
         }
@@ -438,6 +499,9 @@ pub(crate) struct HistoryDocument {
     pub(crate) events: Vec<String>,
     /// The id of the first event: what the documents of an execution are ordered by.
     pub(crate) first: u64,
+    /// The messages from outside that the turn consumed: one that a repeated request writes again is known by them.
+    #[serde(default, skip_serializing_if = "Marks::is_empty")]
+    pub(crate) consumed: Marks,
 }
 
 impl HistoryDocument {
@@ -456,6 +520,7 @@ impl HistoryDocument {
             execution,
             events,
             first,
+            consumed: Marks::default(),
         }
     }
 }
@@ -559,6 +624,11 @@ impl KvDocument {
         }
     }
 
+    /// Whether nobody needs to know any more that the key was cleared in, or before, `epoch`, which may be ending.
+    pub(crate) fn is_forgotten(&self, epoch: u64, ends: bool) -> bool {
+        self.value.is_none() && (ends || self.snapshot(epoch).is_none())
+    }
+
     /// The value as the execution that runs in `epoch` found it.
     pub(crate) fn snapshot(&self, epoch: u64) -> Option<KvBase> {
         if self.epoch == epoch {
@@ -646,22 +716,17 @@ pub(crate) struct StagedDocument {
     pub(crate) instance_id: Partition,
     #[serde(rename = "type")]
     pub(crate) kind: String,
-    /// The token of the turn.
-    pub(crate) token: String,
-    pub(crate) part: usize,
     pub(crate) operations: Vec<Operation>,
 }
 
 impl StagedDocument {
-    pub(crate) fn new(partition: Partition, token: &str, part: usize, operations: Vec<Operation>) -> Self {
-        Self {
-            id: DocumentId::new("s", &[token, &part.to_string()]),
-            instance_id: partition,
-            kind: kind::STAGED.to_owned(),
-            token: token.to_owned(),
-            part,
-            operations,
-        }
+    /// The id of a part of the turn that was staged under `key`.
+    pub(crate) fn document_id(key: &str, part: usize) -> DocumentId {
+        DocumentId::new("s", &[key, &part.to_string()])
+    }
+
+    pub(crate) fn new(partition: Partition, key: &str, part: usize, operations: Vec<Operation>) -> Self {
+        Self { id: Self::document_id(key, part), instance_id: partition, kind: kind::STAGED.to_owned(), operations }
     }
 }
 

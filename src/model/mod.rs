@@ -5,10 +5,12 @@ pub(crate) mod documents;
 pub(crate) mod event_set;
 pub(crate) mod id;
 pub(crate) mod item;
+pub(crate) mod marks;
 pub(crate) mod partition;
 
 pub(crate) use clock::{Clock, Millis, Sequencer};
 pub(crate) use documents::*;
 pub(crate) use event_set::EventSet;
 pub(crate) use id::DocumentId;
+pub(crate) use marks::Marks;
 pub(crate) use partition::Partition;

@@ -78,10 +78,10 @@ async fn deliver(engine: &Engine, intent: &IntentDocument, deadline: Deadline) -
     let id = DocumentId::try_from(id.to_owned()).map_err(unreadable)?;
     let written = engine.store.create(&intent.target, &id, &intent.document, deadline).await?;
     match written {
-        WriteOutcome::Done(_) => {
+        WriteOutcome::Done(etag) => {
             let message: MessageDocument =
                 serde_json::from_value(intent.document.clone()).map_err(|e| unreadable(e.to_string()))?;
-            engine.dispatch.offer_message(message);
+            engine.dispatch.offer_message(message, Some(etag));
             Ok(())
         }
         WriteOutcome::Refused(Refusal::Exists) => {

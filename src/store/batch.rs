@@ -130,6 +130,11 @@ impl Committed {
     pub(crate) fn etag(&self, index: usize) -> Option<&Etag> {
         self.etags.get(index).and_then(Option::as_ref)
     }
+
+    /// The ETag of the first document, which fenced the batch and fences the next.
+    pub(crate) fn fence(&self) -> Result<Etag, StoreError> {
+        self.etag(0).cloned().ok_or_else(|| StoreError::Malformed { detail: "no ETag in a batch's answer".to_owned() })
+    }
 }
 
 /// A batch that was not done, seen from here: an answer may have been lost before, so the caller reads before it concludes.

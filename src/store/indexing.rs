@@ -8,6 +8,7 @@ pub(crate) const INDEXED_PATHS: &[&str] = &[
     "/type/?",
     "/due/?",
     "/seq/?",
+    "/starts/?",
     "/execution/?",
     "/status/?",
     "/parent/?",

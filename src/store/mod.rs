@@ -85,6 +85,18 @@ pub(crate) struct Versioned<T> {
     pub(crate) etag: Etag,
 }
 
+impl<T: DeserializeOwned> Versioned<T> {
+    /// A document as a query that selects all of it returns it.
+    pub(crate) fn from_row(row: serde_json::Value) -> Result<Self, StoreError> {
+        let id = row.get("id").and_then(serde_json::Value::as_str).unwrap_or("without id").to_owned();
+        let etag = row.get("_etag").and_then(serde_json::Value::as_str).ok_or_else(|| no_etag(&id))?;
+        let etag = Etag::from(etag.to_owned());
+        let document = serde_json::from_value(row)
+            .map_err(|e| StoreError::Malformed { detail: format!("document {id} can't be read: {e}") })?;
+        Ok(Self { document, etag })
+    }
+}
+
 /// The container, as the rest of the provider sees it.
 #[derive(Clone)]
 pub(crate) struct Store {

@@ -53,22 +53,30 @@ impl Statement {
     }
 }
 
-/// What a turn needs, in one question: visible messages, the current execution's history, values, and what dead turns staged.
+/// What a turn needs, in one question: visible messages, the current execution's history, values.
 /// Index: `type`, `due`, `execution`.
 pub(crate) const TURN: QueryText = QueryText {
     name: "turn",
-    text: "SELECT * FROM c WHERE (c.type = 'message' AND c.due <= @now) OR c.type IN ('kv', 'staged') \
+    text: "SELECT * FROM c WHERE (c.type = 'message' AND c.due <= @now) OR c.type = 'kv' \
            OR (c.type = 'history' AND c.execution = @execution)",
 };
 
-/// The visible messages of an instance whose history is known. Index: `type`, `due`.
+/// The oldest visible messages of an instance whose history is known: one more than go into a turn tells that there are
+/// more. Index: `type`, `due`, `seq`.
 pub(crate) const VISIBLE_MESSAGES: QueryText = QueryText {
     name: "visible_messages",
-    text: "SELECT TOP 600 * FROM c WHERE c.type = 'message' AND c.due <= @now ORDER BY c.due",
+    text: "SELECT TOP 501 * FROM c WHERE c.type = 'message' AND c.due <= @now ORDER BY c.seq",
 };
 
-/// What turns have staged in a partition. Index: `type`.
-pub(crate) const STAGED: QueryText = QueryText { name: "staged", text: "SELECT * FROM c WHERE c.type = 'staged'" };
+/// The visible starts of an instance that has more messages than go into a turn. Index: `type`, `due`, `starts`.
+pub(crate) const VISIBLE_STARTS: QueryText = QueryText {
+    name: "visible_starts",
+    text: "SELECT * FROM c WHERE c.type = 'message' AND c.due <= @now AND c.starts = true",
+};
+
+/// Whether an instance has a start in its queue, visible or not. Index: `type`, `starts`.
+pub(crate) const QUEUED_STARTS: QueryText =
+    QueryText { name: "queued_starts", text: "SELECT TOP 1 c.id FROM c WHERE c.type = 'message' AND c.starts = true" };
 
 /// The history of one execution. Index: `type`, `execution`.
 pub(crate) const HISTORY: QueryText =
@@ -188,7 +196,8 @@ pub(crate) const WORK_DEPTH: QueryText = QueryText {
 pub(crate) const ALL: &[QueryText] = &[
     TURN,
     VISIBLE_MESSAGES,
-    STAGED,
+    VISIBLE_STARTS,
+    QUEUED_STARTS,
     HISTORY,
     VALUES,
     EXECUTIONS,

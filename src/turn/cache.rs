@@ -3,7 +3,7 @@
 //! An entry is only as good as its ETag: a claim that succeeds on it, or a read that returns it, proves that nothing has
 //! changed since. Its memory is bounded; the least recently used entries go first.
 
-use crate::model::{InstanceDocument, KvDocument, Partition};
+use crate::model::{InstanceDocument, KvDocument, Marks, Partition};
 use azure_core::http::Etag;
 use duroxide::Event;
 use std::{
@@ -26,16 +26,31 @@ pub(crate) struct Contents {
     pub(crate) history: Arc<Vec<Event>>,
     /// None where only the history was read, for a client: a turn then loads both.
     pub(crate) kv: Option<Arc<HashMap<String, KvDocument>>>,
-    /// Approximate size in memory.
+    /// What this execution, and the last turns before it, have consumed from outside.
+    pub(crate) consumed: Arc<Marks>,
+    /// The size of the events' text.
+    pub(crate) text: usize,
+    /// Approximate size in memory, of all of it.
     pub(crate) bytes: usize,
 }
 
 impl Contents {
-    /// The same with so many bytes more, for what was known of it before.
-    pub(crate) fn plus(mut self, bytes: usize) -> Self {
-        self.bytes += bytes;
-        self
+    pub(crate) fn new(
+        history: Vec<Event>,
+        text: usize,
+        kv: Option<HashMap<String, KvDocument>>,
+        consumed: Marks,
+    ) -> Self {
+        // An event in memory takes about twice its text: the strings, and the struct around them.
+        let values: usize = kv.iter().flat_map(HashMap::values).map(value_bytes).sum();
+        let bytes = 2 * text + history.len() * std::mem::size_of::<Event>() + values + consumed.bytes();
+        Self { history: Arc::new(history), kv: kv.map(Arc::new), consumed: Arc::new(consumed), text, bytes }
     }
+}
+
+fn value_bytes(value: &KvDocument) -> usize {
+    let base = value.base.as_ref().map_or(0, |b| b.value.len());
+    256 + 2 * value.key.len() + value.value.as_ref().map_or(0, String::len) + base
 }
 
 /// Least-recently-used entries within a bound.
@@ -185,9 +200,9 @@ mod tests {
     fn known(bytes: usize) -> Known {
         let partition = Partition::instance("a").unwrap();
         Known {
-            document: InstanceDocument::new(partition, 0),
+            document: InstanceDocument::new(partition, "token", 0),
             etag: Etag::from("e"),
-            contents: Some(Contents { history: Arc::default(), kv: None, bytes }),
+            contents: Some(Contents { bytes, ..Contents::new(Vec::new(), 0, None, Marks::default()) }),
         }
     }
 

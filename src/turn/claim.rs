@@ -1,26 +1,22 @@
-//! Taking the lock of an instance: one conditional write, and then a look at what it protects.
+//! Taking the lock of an instance: one conditional write. What it protects is looked at after it, in [`open`].
 //!
 //! Invariant: when [`claim`] does not return a turn, the instance is not locked by it. A claim whose answer was lost is
 //! read; one that can't be read is given back by a task that outlives the call.
 
 use super::{
     cache::{Contents, Known},
-    instance_id, load, release, staging, Phase, TurnHandle, TurnState,
+    instance_id, load, open, release, staging,
 };
 use crate::{
     admin::delete,
     dispatch::OrchestrationHint,
     engine::Engine,
-    model::{clock::millis, item, InstanceDocument, Lock, MessageDocument, Millis, Partition},
+    model::{clock::millis, InstanceDocument, Lock, Millis, Partition},
     store::{Deadline, Freshness, StoreError, Versioned, WriteOutcome},
 };
 use azure_core::http::Etag;
-use duroxide::{
-    providers::{DispatcherCapabilityFilter, KvEntry, OrchestrationItem, WorkItem},
-    EventKind,
-};
-use std::{collections::HashMap, sync::Arc, time::Duration};
-use tracing::{debug, warn};
+use duroxide::providers::{DispatcherCapabilityFilter, OrchestrationItem};
+use std::{sync::Arc, time::Duration};
 
 /// Claims kept in the document: more attempts than that are not told apart.
 const MAX_CLAIMS: usize = 64;
@@ -48,7 +44,7 @@ pub(crate) async fn claim(
     deadline: Deadline,
 ) -> Result<Claimed, StoreError> {
     let partition = &hint.partition;
-    if !hint.ask && hint.messages.iter().all(|m| engine.dispatch.was_consumed(partition, &m.id)) {
+    if !hint.ask && hint.messages.iter().all(|m| engine.dispatch.was_consumed(partition, &m.document.id)) {
         return Ok(Claimed::Nothing);
     }
     let mut known = engine.cache.get(partition);
@@ -65,7 +61,7 @@ pub(crate) async fn claim(
             },
         };
         match attempt {
-            Attempt::Ours(ours) => return open(engine, hint, *ours, lock_timeout, deadline).await,
+            Attempt::Ours(ours) => return open::open(engine, hint, *ours).await,
             Attempt::Look => {
                 engine.cache.forget(partition);
                 known = look(engine, partition, deadline).await?;
@@ -85,12 +81,30 @@ enum Attempt {
     Look,
 }
 
-struct Ours {
-    token: String,
-    document: InstanceDocument,
-    etag: Etag,
-    claimed_at: Millis,
-    contents: Option<Contents>,
+/// An instance whose lock this process has taken.
+pub(super) struct Ours {
+    pub(super) token: String,
+    /// The document as this token last wrote it, and its ETag: the fence.
+    pub(super) document: InstanceDocument,
+    pub(super) etag: Etag,
+    pub(super) claimed_at: Millis,
+    pub(super) lock_timeout: Duration,
+    /// What was known of the instance, which the claim's condition has proved.
+    pub(super) contents: Option<Contents>,
+}
+
+impl Ours {
+    /// Takes the document as it is now: after a refusal, which may be that of a write whose answer was lost. An error where
+    /// somebody else has the lock.
+    pub(super) async fn look_again(&mut self, engine: &Engine, deadline: Deadline) -> Result<(), StoreError> {
+        match look(engine, &self.document.instance_id, deadline).await? {
+            Some(known) if known.document.held_by(&self.token) => {
+                (self.document, self.etag) = (known.document, known.etag);
+                Ok(())
+            }
+            _ => Err(StoreError::Unavailable { detail: "a claim was taken over before it was used".to_owned() }),
+        }
+    }
 }
 
 async fn look(engine: &Engine, partition: &Partition, deadline: Deadline) -> Result<Option<Known>, StoreError> {
@@ -152,15 +166,14 @@ async fn begin(
     lock_timeout: Duration,
     deadline: Deadline,
 ) -> Result<Attempt, StoreError> {
-    let now = engine.now();
-    let token = Engine::new_token();
-    let mut document = InstanceDocument::new(partition.clone(), now);
+    let (now, token) = (engine.now(), Engine::new_token());
+    let mut document = InstanceDocument::new(partition.clone(), &token, now);
     document.lock = Some(Lock { token: token.clone(), until: now.saturating_add(millis(lock_timeout)) });
     document.claims.push(now);
     let written = engine.store.create(partition, &instance_id(), &document, deadline).await;
     // Where there was no document, there is neither history nor a value.
-    let nothing = load::contents(Vec::new(), 0, Some(HashMap::new()));
-    settle(engine, partition, token, document, written, Some(nothing), now, deadline).await
+    let contents = Some(load::nothing());
+    settle(engine, Wanted { token, document, claimed_at: now, lock_timeout, contents }, written, deadline).await
 }
 
 /// Claims an instance whose document is as `known` says.
@@ -171,8 +184,7 @@ async fn take_over(
     lock_timeout: Duration,
     deadline: Deadline,
 ) -> Result<Attempt, StoreError> {
-    let now = engine.now();
-    let token = Engine::new_token();
+    let (now, token) = (engine.now(), Engine::new_token());
     let Known { mut document, etag, contents } = known;
     document.lock = Some(Lock { token: token.clone(), until: now.saturating_add(millis(lock_timeout)) });
     if document.claims.len() >= MAX_CLAIMS {
@@ -180,232 +192,51 @@ async fn take_over(
     }
     document.claims.push(now);
     let written = engine.store.replace(partition, &instance_id(), &document, Some(&etag), deadline).await;
-    settle(engine, partition, token, document, written, contents, now, deadline).await
+    settle(engine, Wanted { token, document, claimed_at: now, lock_timeout, contents }, written, deadline).await
+}
+
+/// What a claim's write makes ours, if it happens.
+struct Wanted {
+    token: String,
+    document: InstanceDocument,
+    claimed_at: Millis,
+    lock_timeout: Duration,
+    contents: Option<Contents>,
+}
+
+impl Wanted {
+    /// It happened, and this is how the document is now.
+    fn granted(self, document: InstanceDocument, etag: Etag) -> Attempt {
+        let Self { token, claimed_at, lock_timeout, contents, .. } = self;
+        Attempt::Ours(Box::new(Ours { token, document, etag, claimed_at, lock_timeout, contents }))
+    }
 }
 
 /// Finds out whether a claim's write happened.
-#[allow(clippy::too_many_arguments)]
 async fn settle(
     engine: &Arc<Engine>,
-    partition: &Partition,
-    token: String,
-    document: InstanceDocument,
+    wanted: Wanted,
     written: Result<WriteOutcome, StoreError>,
-    contents: Option<Contents>,
-    claimed_at: Millis,
     deadline: Deadline,
 ) -> Result<Attempt, StoreError> {
-    match written {
+    let partition = wanted.document.instance_id.clone();
+    let found = match written {
         Ok(WriteOutcome::Done(etag)) => {
-            Ok(Attempt::Ours(Box::new(Ours { token, document, etag, claimed_at, contents })))
+            let document = wanted.document.clone();
+            return Ok(wanted.granted(document, etag));
         }
-        Ok(WriteOutcome::Refused(_)) => match look(engine, partition, deadline).await {
-            Ok(Some(known)) if known.document.held_by(&token) => {
-                let Known { document, etag, .. } = known;
-                Ok(Attempt::Ours(Box::new(Ours { token, document, etag, claimed_at, contents })))
-            }
-            Ok(_) => {
-                crate::observe::claim_race("orchestration");
-                Ok(Attempt::Look)
-            }
-            Err(error) => {
-                release::give_back_later(engine, partition, token);
-                Err(error)
-            }
-        },
+        Ok(WriteOutcome::Refused(_)) => look(engine, &partition, deadline).await,
+        Err(error) => Err(error),
+    };
+    match found {
+        Ok(Some(known)) if known.document.held_by(&wanted.token) => Ok(wanted.granted(known.document, known.etag)),
+        Ok(_) => {
+            crate::observe::claim_race("orchestration");
+            Ok(Attempt::Look)
+        }
         Err(error) => {
-            release::give_back_later(engine, partition, token);
+            release::give_back_later(engine, &partition, wanted.token);
             Err(error)
         }
     }
-}
-
-/// Loads what the claim protects and hands the turn out, or gives it back.
-async fn open(
-    engine: &Arc<Engine>,
-    hint: &OrchestrationHint,
-    ours: Ours,
-    lock_timeout: Duration,
-    deadline: Deadline,
-) -> Result<Claimed, StoreError> {
-    let partition = &hint.partition;
-    let Ours { token, document, etag, claimed_at, contents } = ours;
-    let warm = contents.filter(|contents| contents.kv.is_some());
-    let loaded = match (known_messages(engine, hint, &document, claimed_at), warm) {
-        (Some(messages), Some(contents)) => Ok(load::Loaded { messages, contents: Ok(contents), dead: Vec::new() }),
-        (_, warm) => load::load(engine, partition, &document, warm, claimed_at, deadline).await,
-    };
-    let loaded = match loaded {
-        Ok(loaded) => loaded,
-        Err(error) => {
-            release::give_back_later(engine, partition, token);
-            return Err(error);
-        }
-    };
-    staging::sweep(engine, partition, &loaded.dead, deadline).await;
-    let items: Vec<WorkItem> = match parse_items(&loaded.messages) {
-        Ok(items) => items,
-        Err(detail) => {
-            release::give_back_later(engine, partition, token);
-            return Err(StoreError::Malformed { detail });
-        }
-    };
-    let Some((name, version)) = identity(&document, &loaded, &items) else {
-        return decline(engine, partition, token, etag, document, &loaded.messages, &items, deadline).await;
-    };
-    let attempts = attempts(&document, &loaded.messages);
-    let max_attempts = attempts.iter().copied().max().unwrap_or(1);
-    let taken = loaded
-        .messages
-        .iter()
-        .zip(&attempts)
-        .map(|(message, attempts)| MessageDocument { attempts: *attempts, ..message.clone() });
-    let (history, history_error, kv) = match &loaded.contents {
-        Ok(contents) => {
-            let kv = contents.kv.as_deref().cloned().unwrap_or_default();
-            (contents.history.as_ref().clone(), None, kv)
-        }
-        Err(error) => {
-            warn!(instance_id = partition.instance_id(), error, "the history can't be read");
-            (Vec::new(), Some(format!("Failed to deserialize history: {error}")), HashMap::new())
-        }
-    };
-    let item = OrchestrationItem {
-        instance: partition.instance_id().unwrap_or_default().to_owned(),
-        orchestration_name: name.clone(),
-        execution_id: document.execution,
-        version: version.clone(),
-        history,
-        messages: items,
-        history_error,
-        kv_snapshot: snapshot(&document, &kv),
-    };
-    if let Ok(contents) = &loaded.contents {
-        // While the lock is held, this is what there is: reads of it cost nothing.
-        let known = Known { document: document.clone(), etag: etag.clone(), contents: Some(contents.clone()) };
-        engine.cache.put(partition, known);
-    }
-    let state = TurnState {
-        until: document.lock.as_ref().map_or(0, |lock| lock.until),
-        taken: taken.collect(),
-        history: loaded.contents.ok().map(|contents| contents.history),
-        phase: Phase::Open,
-        document,
-        etag,
-        lock_timeout,
-        kv,
-        name,
-        version,
-    };
-    engine.dispatch.taken(partition, state.taken.iter().map(|taken| &taken.id), state.until);
-    let taken: std::collections::HashSet<_> = state.taken.iter().map(|taken| taken.id.clone()).collect();
-    let handle = TurnHandle { token: token.clone(), partition: partition.clone(), state: state.into() };
-    engine.turns.insert(token.clone(), Arc::new(handle));
-    // Timers that are not due yet keep their place in the ready queue.
-    for message in hint.messages.iter().filter(|m| !taken.contains(&m.id)) {
-        engine.dispatch.offer_message(message.clone());
-    }
-    Ok(Claimed::Turn(Box::new((item, token, max_attempts))))
-}
-
-/// The visible messages, where this process has put them all into the queue itself. Others may have come from elsewhere in
-/// the meantime: they stay in the queue for the next turn.
-fn known_messages(
-    engine: &Engine,
-    hint: &OrchestrationHint,
-    document: &InstanceDocument,
-    now: Millis,
-) -> Option<Vec<MessageDocument>> {
-    // After a claim that was not committed, its messages are in the queue too.
-    if hint.ask || document.claims.len() > 1 {
-        return None;
-    }
-    // A turn of this process may have taken one from the queue while its hint was waiting.
-    let waits = |m: &&MessageDocument| m.due <= now && !engine.dispatch.was_consumed(&hint.partition, &m.id);
-    let mut visible: Vec<MessageDocument> = hint.messages.iter().filter(waits).cloned().collect();
-    visible.sort_by(|a, b| a.seq.cmp(&b.seq));
-    visible.dedup_by(|a, b| a.id == b.id);
-    (!visible.is_empty()).then_some(visible)
-}
-
-fn parse_items(messages: &[MessageDocument]) -> Result<Vec<WorkItem>, String> {
-    messages
-        .iter()
-        .map(|m| serde_json::from_str(&m.item).map_err(|e| format!("message {} can't be read: {e}", m.id)))
-        .collect()
-}
-
-/// The orchestration's name and version: what is stored, or what the first start says. None where there is no turn.
-fn identity(document: &InstanceDocument, loaded: &load::Loaded, items: &[WorkItem]) -> Option<(String, String)> {
-    if items.is_empty() {
-        return None;
-    }
-    let unknown = || "unknown".to_owned();
-    if document.exists() {
-        let version = if document.version.is_empty() { unknown() } else { document.version.clone() };
-        return Some((document.name.clone(), version));
-    }
-    let appended = loaded.contents.as_ref().ok().and_then(|contents| {
-        contents.history.iter().find_map(|event| match &event.kind {
-            EventKind::OrchestrationStarted { name, version, .. } => Some((name.clone(), version.clone())),
-            _ => None,
-        })
-    });
-    let started = || {
-        let (name, version) = items.iter().find_map(item::started)?;
-        Some((name.to_owned(), version.map_or_else(unknown, ToOwned::to_owned)))
-    };
-    appended.or_else(started)
-}
-
-/// Gives back a claim that turned out unusable: it is not counted.
-#[allow(clippy::too_many_arguments)]
-async fn decline(
-    engine: &Arc<Engine>,
-    partition: &Partition,
-    token: String,
-    etag: Etag,
-    document: InstanceDocument,
-    messages: &[MessageDocument],
-    items: &[WorkItem],
-    deadline: Deadline,
-) -> Result<Claimed, StoreError> {
-    let orphans = !items.is_empty() && items.iter().all(|i| matches!(i, WorkItem::QueueMessage { .. }));
-    if orphans {
-        warn!(
-            instance_id = partition.instance_id(),
-            messages = items.len(),
-            "dropping queue messages for an instance that does not exist"
-        );
-        release::drop_messages(engine, partition, messages, deadline).await?;
-    }
-    debug!(instance_id = partition.instance_id(), messages = items.len(), "nothing to run: giving the claim back");
-    let empty = items.is_empty() || orphans;
-    if let Err(error) = release::undo_claim(engine, partition, &token, document, etag, deadline).await {
-        release::give_back_later(engine, partition, token);
-        return Err(error);
-    }
-    Ok(if empty { Claimed::Nothing } else { Claimed::Waiting })
-}
-
-/// The attempts of each message with this one: the claims that it has seen since it became visible.
-fn attempts(document: &InstanceDocument, messages: &[MessageDocument]) -> Vec<u32> {
-    messages
-        .iter()
-        .map(|message| {
-            let visible = message.created_at.max(message.due);
-            let seen = document.claims.iter().filter(|claim| **claim >= visible).count();
-            message.attempts + u32::try_from(seen).unwrap_or(u32::MAX).max(1)
-        })
-        .collect()
-}
-
-/// The values as the execution found them: what it wrote itself comes from its own history.
-fn snapshot(document: &InstanceDocument, kv: &HashMap<String, crate::model::KvDocument>) -> HashMap<String, KvEntry> {
-    kv.values()
-        .filter_map(|value| {
-            let base = value.snapshot(document.epoch)?;
-            Some((value.key.clone(), KvEntry { value: base.value, last_updated_at_ms: base.at }))
-        })
-        .collect()
 }

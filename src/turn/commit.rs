@@ -5,8 +5,8 @@
 //! document remembers the last token that it committed.
 
 use super::{
-    cache::Known,
-    instance_id, load, lock_lost,
+    cache::{Contents, Known},
+    failure, instance_id, load, lock_lost,
     plan::{self, Ack, Plan, Unplannable},
     release, staging, Phase, TurnHandle, TurnState,
 };
@@ -24,7 +24,8 @@ use tracing::{debug, warn};
 const OPERATION: &str = "ack_orchestration_item";
 
 /// Commits a turn.
-pub(crate) async fn commit(engine: &Arc<Engine>, token: &str, ack: Ack) -> Result<(), ProviderError> {
+pub(crate) async fn commit(engine: &Arc<Engine>, token: &str, mut ack: Ack) -> Result<(), ProviderError> {
+    failure::shorten(&mut ack);
     let handle = engine.turns.get(token).map(|entry| entry.value().clone());
     let handle = handle.ok_or_else(|| lock_lost(OPERATION, "it is not held here"))?;
     let mut state = handle.state.lock().await;
@@ -46,6 +47,8 @@ enum Outcome {
     Committed(Box<Done>),
     /// Another token has the lock.
     Lost,
+    /// A message that the turn ran on is not in the queue any more, or is not the one that it was.
+    Overtaken(DocumentId),
 }
 
 struct Done {
@@ -84,15 +87,16 @@ async fn attempt(
             .map_err(|unplannable| refuse(handle, unplannable))?;
         plan.operations.retain(|operation| !gone.iter().any(|id| id == operation.document_id()));
         let sent = if fits(&plan) {
-            send(engine, handle, state, &plan, deadline).await
+            send(engine, handle, state, &plan, &plan.operations, deadline).await
         } else {
             staged = true;
-            match staging::stage(engine, handle, state, &plan.operations, deadline).await? {
-                staging::Staged::Done(key) => {
+            stage_consumption(&mut plan);
+            match staging::stage(engine, handle, state, &plan.operations).await? {
+                staging::Staged::Done(rolling) => {
                     // The fence has moved with every part that was staged.
-                    plan.document.rolling = Some(key);
+                    plan.document.rolling = Some(rolling);
                     plan.document.due = Some(engine.now() + staging::TAKEOVER_AFTER);
-                    send_document(engine, handle, state, &plan, engine.deadline_at(state.until)).await
+                    send(engine, handle, state, &plan, &[], engine.deadline_at(state.until)).await
                 }
                 staging::Staged::Lost => return Ok(Outcome::Lost),
             }
@@ -103,9 +107,9 @@ async fn attempt(
             }
             BatchOutcome::RolledBack(rolled_back) => rolled_back,
         };
-        if let Some(id) = missing(&plan, &rolled_back) {
-            debug!(instance_id = handle.partition.instance_id(), id, "gone before the turn was committed");
-            gone.push(id);
+        if let Some(ids) = missing(&plan, &rolled_back) {
+            debug!(instance_id = handle.partition.instance_id(), ?ids, "gone before the turn was committed");
+            gone.extend(ids);
             continue;
         }
         let nothing = Committed { etags: Vec::new() };
@@ -113,7 +117,10 @@ async fn attempt(
             // Others may have changed the document since, so that what is planned of it is not what is there.
             Verified::Committed => return Ok(done(engine, handle, plan, ack, None, &nothing, staged)),
             Verified::StillOurs if rolled_back.index == 0 => {}
-            Verified::StillOurs => return Err(odd(handle, &plan, &rolled_back)),
+            Verified::StillOurs => match overtaken(&plan, &rolled_back) {
+                Some(id) => return Ok(Outcome::Overtaken(id)),
+                None => return Err(odd(handle, &plan, &rolled_back)),
+            },
             Verified::Lost if left_its_history(engine, handle, &plan, deadline).await? => {
                 return Ok(done(engine, handle, plan, ack, None, &nothing, staged));
             }
@@ -154,49 +161,55 @@ fn refuse(handle: &TurnHandle, unplannable: Unplannable) -> Trouble {
 }
 
 fn fits(plan: &Plan) -> bool {
-    let bytes: usize = plan.operations.iter().map(Operation::size).sum();
-    plan.operations.len() < batch::MAX_OPERATIONS && bytes + 4_096 <= batch::MAX_BYTES
+    let operations = || plan.consumption.iter().chain(&plan.operations);
+    let bytes: usize = operations().map(Operation::size).sum();
+    operations().count() < batch::MAX_OPERATIONS && bytes + 4_096 <= batch::MAX_BYTES
 }
 
-/// One batch with the instance's document first, so that a lost fence is what it fails for.
+/// More messages than a batch takes can't be consumed by the commit itself. They were loaded under the claim, which proves
+/// them as long as the fence holds: memory keeps fewer.
+fn stage_consumption(plan: &mut Plan) {
+    if plan.consumption.len() >= batch::MAX_OPERATIONS {
+        plan.operations.append(&mut plan.consumption);
+    }
+}
+
+/// One batch with the instance's document first, so that a lost fence is what it fails for; then what proves that the turn ran
+/// on what is in the queue.
 async fn send(
     engine: &Engine,
     handle: &TurnHandle,
     state: &TurnState,
     plan: &Plan,
+    operations: &[Operation],
     deadline: Deadline,
 ) -> Result<BatchOutcome, StoreError> {
-    let mut operations = Vec::with_capacity(plan.operations.len() + 1);
-    operations.push(Operation::replace(instance_id(), &plan.document, Some(&state.etag))?);
-    operations.extend(plan.operations.iter().cloned());
-    engine.store.batch(&handle.partition, &operations, deadline).await
+    let mut whole = Vec::with_capacity(plan.consumption.len() + operations.len() + 1);
+    whole.push(Operation::replace(instance_id(), &plan.document, Some(&state.etag))?);
+    whole.extend(plan.consumption.iter().chain(operations).cloned());
+    engine.store.batch(&handle.partition, &whole, deadline).await
 }
 
-async fn send_document(
-    engine: &Engine,
-    handle: &TurnHandle,
-    state: &TurnState,
-    plan: &Plan,
-    deadline: Deadline,
-) -> Result<BatchOutcome, StoreError> {
-    let operations = [Operation::replace(instance_id(), &plan.document, Some(&state.etag))?];
-    engine.store.batch(&handle.partition, &operations, deadline).await
+/// An activity that a cancellation did not find, with its input: a worker has finished it in the meantime.
+fn missing(plan: &Plan, rolled_back: &RolledBack) -> Option<Vec<String>> {
+    match plan.operation(rolled_back.index)? {
+        Operation::Delete { id, .. } if rolled_back.status == 404 && WorkDocument::is_work_id(id) => {
+            let work = id.as_str().strip_prefix("p:").unwrap_or(id.as_str());
+            Some(vec![work.to_owned(), format!("p:{work}")])
+        }
+        _ => None,
+    }
 }
 
-/// An activity that a cancellation did not find: a worker has finished it in the meantime. A message that is not there is
-/// another matter: the turn was run on something that is not in the queue, and must not be committed.
-fn missing(plan: &Plan, rolled_back: &RolledBack) -> Option<String> {
-    let operation = plan.operations.get(rolled_back.index.checked_sub(1)?)?;
-    let cancels = matches!(operation, Operation::Delete { id, .. } if WorkDocument::is_work_id(id));
-    (rolled_back.status == 404 && cancels).then(|| operation.document_id().to_owned())
+/// The message that the turn ran on and that is not in the queue any more: what this process remembered of it was overtaken.
+fn overtaken(plan: &Plan, rolled_back: &RolledBack) -> Option<DocumentId> {
+    let consumption = plan.consumption.get(rolled_back.index.checked_sub(1)?)?;
+    let gone = matches!(rolled_back.status, 404 | 412);
+    gone.then(|| DocumentId::try_from(consumption.document_id().to_owned()).ok()).flatten()
 }
 
 fn odd(handle: &TurnHandle, plan: &Plan, rolled_back: &RolledBack) -> Trouble {
-    let document = rolled_back
-        .index
-        .checked_sub(1)
-        .and_then(|index| plan.operations.get(index))
-        .map_or("the instance", Operation::document_id);
+    let document = plan.operation(rolled_back.index).map_or("the instance", Operation::document_id);
     let instance = handle.partition.instance_id().unwrap_or_default();
     let detail = format!("document {document} of instance {instance:?} was answered {}", rolled_back.status);
     match rolled_back.status {
@@ -260,7 +273,7 @@ fn done(
     staged: bool,
 ) -> Outcome {
     if !staged {
-        engine.dispatch.announce(engine, &handle.partition, &plan.operations, committed, 1);
+        engine.dispatch.announce(&handle.partition, &plan.operations, committed, 1 + plan.consumption.len());
     }
     let foreign_cancellations =
         ack.cancelled.iter().filter(|a| Some(a.instance.as_str()) != handle.partition.instance_id()).cloned().collect();
@@ -276,7 +289,7 @@ async fn finish(
     match outcome {
         Ok(Outcome::Committed(done)) => {
             release::close(engine, handle, state);
-            engine.dispatch.consumed(&handle.partition, state.taken.iter().map(|taken| &taken.id));
+            engine.dispatch.consumed(&handle.partition, state.taken.iter().map(|taken| &taken.document.id));
             after_commit(engine, handle, state, *done).await;
             Ok(())
         }
@@ -285,6 +298,16 @@ async fn finish(
             engine.cache.forget(&handle.partition);
             engine.dispatch.turn_ended(&handle.partition);
             Err(lock_lost(OPERATION, "the lock was taken over; nothing was changed"))
+        }
+        Ok(Outcome::Overtaken(message)) => {
+            release::close(engine, handle, state);
+            warn!(instance_id = handle.partition.instance_id(), %message, "a turn ran on a message that is gone");
+            engine.dispatch.consumed(&handle.partition, std::iter::once(&message));
+            release::give_back_later(engine, &handle.partition, handle.token.clone());
+            Err(lock_lost(
+                OPERATION,
+                "a message of the turn was consumed by another; the turn is given back, uncounted",
+            ))
         }
         Err(Trouble::Refused(error)) => Err(error),
         // The turn can't be stored: the runtime may still record that it failed.
@@ -305,7 +328,7 @@ async fn settle_given_up(engine: &Engine, handle: &TurnHandle, state: &mut TurnS
     match verify(engine, handle, state, engine.deadline()).await {
         Ok(Verified::Committed) => {
             release::close(engine, handle, state);
-            engine.dispatch.consumed(&handle.partition, state.taken.iter().map(|taken| &taken.id));
+            engine.dispatch.consumed(&handle.partition, state.taken.iter().map(|taken| &taken.document.id));
             engine.dispatch.turn_ended(&handle.partition);
             Ok(())
         }
@@ -344,14 +367,15 @@ fn remember(
     events: &[duroxide::Event],
 ) {
     let same_execution = plan.document.execution == state.document.execution || !state.document.exists();
-    let contents = state.history.as_ref().map(|history| {
-        let mut history = if same_execution { history.as_ref().clone() } else { Vec::new() };
+    let contents = state.contents.as_ref().map(|before| {
+        let before = if same_execution { before.clone() } else { load::nothing() };
+        let mut history = before.history.as_ref().clone();
         let known: std::collections::HashSet<u64> = history.iter().map(|event| event.event_id).collect();
         history.extend(events.iter().filter(|event| !known.contains(&event.event_id)).cloned());
         history.sort_by_key(|event| event.event_id);
-        let before = engine.cache.get(&handle.partition).and_then(|k| k.contents).map_or(0, |c| c.bytes);
-        let kept = if same_execution { before } else { 0 };
-        load::contents(history, plan.history_bytes, Some(plan.kv.clone())).plus(kept)
+        let mut consumed = before.consumed.as_ref().clone();
+        consumed.extend(&plan.consumed);
+        Contents::new(history, before.text + plan.history_bytes, Some(plan.kv.clone()), consumed)
     });
     let known = Known { document: plan.document.clone(), etag, contents };
     engine.cache.put(&handle.partition, known);
@@ -361,7 +385,9 @@ fn remember(
 async fn cancel_foreign(engine: &Engine, activity: &duroxide::providers::ScheduledActivityIdentifier) {
     let Ok(partition) = crate::model::Partition::instance(&activity.instance) else { return };
     let id = WorkDocument::scheduled_id(activity.execution_id, activity.activity_id);
-    if let Err(error) = engine.store.delete(&partition, &id, None, engine.deadline()).await {
-        warn!(instance_id = activity.instance, %error, "an activity of another instance could not be cancelled");
+    for id in [WorkDocument::payload_id(&id), id] {
+        if let Err(error) = engine.store.delete(&partition, &id, None, engine.deadline()).await {
+            warn!(instance_id = activity.instance, %error, "an activity of another instance could not be cancelled");
+        }
     }
 }

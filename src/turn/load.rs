@@ -3,49 +3,71 @@
 use super::cache::Contents;
 use crate::{
     engine::Engine,
-    model::{kind, HistoryDocument, InstanceDocument, KvDocument, MessageDocument, Millis, Partition, StagedDocument},
-    store::{queries, Deadline, StoreError},
+    model::{kind, HistoryDocument, KvDocument, Marks, MessageDocument, Millis, Partition},
+    store::{queries, Deadline, StoreError, Versioned},
 };
 use duroxide::Event;
-use std::{collections::HashMap, sync::Arc};
+use serde_json::Value;
+use std::collections::HashMap;
 
-/// At most so many messages go into one turn: the rest waits for the next.
+/// At most so many messages go into one turn, and every start besides: the rest waits for the next.
 const MAX_MESSAGES: usize = 500;
 
 /// The contents of an instance's partition, as a turn needs them.
 pub(crate) struct Loaded {
-    pub(crate) messages: Vec<MessageDocument>,
+    pub(crate) messages: Vec<Versioned<MessageDocument>>,
+    /// There are more messages than go into one turn.
+    pub(crate) more: bool,
     pub(crate) contents: Result<Contents, String>,
-    /// Left behind by turns that were never committed.
-    pub(crate) dead: Vec<StagedDocument>,
 }
 
-/// Loads what `document` protects. With `warm` contents, only the messages are asked for.
+/// Loads what the claim of an instance in this execution protects. With `warm` contents, only the messages are asked for.
 pub(crate) async fn load(
     engine: &Engine,
     partition: &Partition,
-    document: &InstanceDocument,
+    execution: u64,
     warm: Option<Contents>,
     now: Millis,
     deadline: Deadline,
 ) -> Result<Loaded, StoreError> {
     if let Some(contents) = warm {
-        let statement = queries::VISIBLE_MESSAGES.statement().bind("@now", now);
-        let messages = engine.store.query_partition(partition, statement, deadline).await?;
-        return Ok(Loaded { messages: in_order(messages), contents: Ok(contents), dead: Vec::new() });
+        let messages = visible_messages(engine, partition, now, deadline).await?;
+        return Ok(loaded(messages, Ok(contents)));
     }
-    let statement = queries::TURN.statement().bind("@now", now).bind("@execution", document.execution);
-    let documents: Vec<serde_json::Value> = engine.store.query_partition(partition, statement, deadline).await?;
+    let statement = queries::TURN.statement().bind("@now", now).bind("@execution", execution);
+    let documents: Vec<Value> = engine.store.query_partition(partition, statement, deadline).await?;
     sort(documents)
 }
 
-fn sort(documents: Vec<serde_json::Value>) -> Result<Loaded, StoreError> {
-    let (mut messages, mut history, mut kv, mut dead) = (Vec::new(), Vec::new(), HashMap::new(), Vec::new());
+/// The oldest messages that are visible. A start is always among them: an execution can't run without it.
+async fn visible_messages(
+    engine: &Engine,
+    partition: &Partition,
+    now: Millis,
+    deadline: Deadline,
+) -> Result<Vec<Versioned<MessageDocument>>, StoreError> {
+    let statement = queries::VISIBLE_MESSAGES.statement().bind("@now", now);
+    let mut rows: Vec<Value> = engine.store.query_partition(partition, statement, deadline).await?;
+    if rows.len() > MAX_MESSAGES {
+        let statement = queries::VISIBLE_STARTS.statement().bind("@now", now);
+        rows.extend(engine.store.query_partition::<Value>(partition, statement, deadline).await?);
+    }
+    rows.into_iter().map(Versioned::from_row).collect()
+}
+
+/// Whether a start is queued for an instance, visible or not.
+pub(crate) async fn has_start(engine: &Engine, partition: &Partition, deadline: Deadline) -> Result<bool, StoreError> {
+    let rows: Vec<Value> =
+        engine.store.query_partition(partition, queries::QUEUED_STARTS.statement(), deadline).await?;
+    Ok(!rows.is_empty())
+}
+
+fn sort(documents: Vec<Value>) -> Result<Loaded, StoreError> {
+    let (mut messages, mut history, mut kv) = (Vec::new(), Vec::new(), HashMap::new());
     for document in documents {
-        match document.get("type").and_then(serde_json::Value::as_str) {
-            Some(kind::MESSAGE) => messages.push(parse(document)?),
+        match document.get("type").and_then(Value::as_str) {
+            Some(kind::MESSAGE) => messages.push(Versioned::from_row(document)?),
             Some(kind::HISTORY) => history.push(parse(document)?),
-            Some(kind::STAGED) => dead.push(parse(document)?),
             Some(kind::KV) => {
                 let value: KvDocument = parse(document)?;
                 kv.insert(value.key.clone(), value);
@@ -53,23 +75,47 @@ fn sort(documents: Vec<serde_json::Value>) -> Result<Loaded, StoreError> {
             _ => {}
         }
     }
-    let contents = events(history).map(|(history, bytes)| contents(history, bytes, Some(kv)));
-    Ok(Loaded { messages: in_order(messages), contents, dead })
+    let consumed = consumed(&mut history);
+    let contents = events(history).map(|(history, text)| Contents::new(history, text, Some(kv), consumed));
+    Ok(loaded(messages, contents))
 }
 
-fn parse<T: serde::de::DeserializeOwned>(document: serde_json::Value) -> Result<T, StoreError> {
+fn parse<T: serde::de::DeserializeOwned>(document: Value) -> Result<T, StoreError> {
     serde_json::from_value(document)
         .map_err(|e| StoreError::Malformed { detail: format!("a document of the instance can't be read: {e}") })
 }
 
-/// The queue's order is that in which messages went in, never that in which they became visible.
-fn in_order(mut messages: Vec<MessageDocument>) -> Vec<MessageDocument> {
-    messages.sort_by(|a, b| a.seq.cmp(&b.seq));
-    messages.truncate(MAX_MESSAGES);
-    messages
+fn loaded(messages: Vec<Versioned<MessageDocument>>, contents: Result<Contents, String>) -> Loaded {
+    let (messages, more) = in_order(messages);
+    Loaded { messages, more, contents }
 }
 
-/// The events of one execution in order, and their size as stored.
+/// The queue's order is that in which messages went in, never that in which they became visible. Starts are never cut off.
+/// The second value says whether others were.
+fn in_order(mut messages: Vec<Versioned<MessageDocument>>) -> (Vec<Versioned<MessageDocument>>, bool) {
+    messages.sort_by(|a, b| a.document.seq.cmp(&b.document.seq));
+    messages.dedup_by(|a, b| a.document.id == b.document.id);
+    let all = messages.len();
+    let mut others = 0;
+    messages.retain(|message| {
+        others += usize::from(!message.document.starts);
+        message.document.starts || others <= MAX_MESSAGES
+    });
+    let more = messages.len() < all;
+    (messages, more)
+}
+
+/// What the turns of an execution have consumed from outside, oldest first.
+fn consumed(documents: &mut [HistoryDocument]) -> Marks {
+    documents.sort_by(|a, b| a.first.cmp(&b.first).then_with(|| a.id.cmp(&b.id)));
+    let mut marks = Marks::default();
+    for document in documents {
+        marks.extend(&document.consumed);
+    }
+    marks
+}
+
+/// The events of one execution in order, and the size of their text.
 pub(crate) fn events(mut documents: Vec<HistoryDocument>) -> Result<(Vec<Event>, usize), String> {
     documents.sort_by(|a, b| a.first.cmp(&b.first).then_with(|| a.id.cmp(&b.id)));
     let mut events: Vec<Event> = Vec::new();
@@ -86,15 +132,42 @@ pub(crate) fn events(mut documents: Vec<HistoryDocument>) -> Result<(Vec<Event>,
     Ok((events, bytes))
 }
 
-/// Contents with their size in memory.
-pub(crate) fn contents(history: Vec<Event>, bytes: usize, kv: Option<HashMap<String, KvDocument>>) -> Contents {
-    // An event in memory takes about twice its text: the strings, and the struct around them.
-    let values: usize = kv.iter().flat_map(HashMap::values).map(kv_bytes).sum();
-    let bytes = 2 * bytes + history.len() * std::mem::size_of::<Event>() + values;
-    Contents { history: Arc::new(history), kv: kv.map(Arc::new), bytes }
+/// Contents of an instance that has none.
+pub(crate) fn nothing() -> Contents {
+    Contents::new(Vec::new(), 0, Some(HashMap::new()), Marks::default())
 }
 
-fn kv_bytes(value: &KvDocument) -> usize {
-    let base = value.base.as_ref().map_or(0, |b| b.value.len());
-    256 + 2 * value.key.len() + value.value.as_ref().map_or(0, String::len) + base
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use azure_core::http::Etag;
+    use duroxide::providers::WorkItem;
+
+    fn message(number: usize, starts: bool) -> Versioned<MessageDocument> {
+        let item = WorkItem::CancelInstance { instance: "a".into(), reason: String::new() };
+        let partition = Partition::instance("a").unwrap();
+        let mut document =
+            MessageDocument::new(partition, &number.to_string(), &item, format!("{number:06}"), 0, 0).unwrap();
+        document.starts = starts;
+        Versioned { document, etag: Etag::from("e") }
+    }
+
+    #[test]
+    fn a_start_is_among_what_a_turn_gets_however_many_messages_are_older() {
+        let mut messages: Vec<_> = (0..2_000).map(|number| message(number, false)).collect();
+        messages.push(message(5_000, true));
+        messages.push(message(4_000, true));
+        let (turn, more) = in_order(messages);
+        assert!(more);
+        assert_eq!(turn.len(), MAX_MESSAGES + 2);
+        let starts: Vec<&str> = turn.iter().filter(|m| m.document.starts).map(|m| m.document.seq.as_str()).collect();
+        assert_eq!(starts, ["004000", "005000"]);
+        assert!(turn.windows(2).all(|pair| pair[0].document.seq < pair[1].document.seq));
+    }
+
+    #[test]
+    fn what_fits_one_turn_leaves_nothing_for_the_next() {
+        let messages: Vec<_> = (0..MAX_MESSAGES).map(|number| message(number, false)).collect();
+        assert!(!in_order(messages).1);
+    }
 }

@@ -6,22 +6,29 @@
 //!   the lock over changes that document, so a former owner's write fails whatever the clocks say.
 //! - **One commit.** The batch that replaces the instance's document is the turn's commit; the document remembers the token
 //!   of the turn that it last committed, so a lost answer is read, not guessed.
+//! - **Proof.** A turn consumes just the messages that it ran on: what it did not load under its claim is consumed under the
+//!   ETag that it is remembered with, in the batch that commits.
 //! - **History first.** A turn whose staged operations are not all applied is rolled forward before its instance is handed
 //!   out, so that messages are never ahead of the history.
 
 pub(crate) mod cache;
 pub(crate) mod claim;
 pub(crate) mod commit;
+pub(crate) mod failure;
 pub(crate) mod load;
+pub(crate) mod open;
 pub(crate) mod plan;
 pub(crate) mod read;
 pub(crate) mod release;
 pub(crate) mod staging;
 
-use crate::model::{DocumentId, InstanceDocument, KvDocument, MessageDocument, Millis, Partition};
+use crate::{
+    model::{DocumentId, InstanceDocument, KvDocument, MessageDocument, Millis, Partition},
+    store::Versioned,
+};
 use azure_core::http::Etag;
-use duroxide::Event;
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use cache::Contents;
+use std::{collections::HashMap, time::Duration};
 
 /// The id of every instance's hot document.
 pub(crate) fn instance_id() -> DocumentId {
@@ -42,11 +49,12 @@ pub(crate) struct TurnState {
     pub(crate) etag: Etag,
     pub(crate) until: Millis,
     pub(crate) lock_timeout: Duration,
-    /// The messages that this fetch took; their attempts are those with this one.
-    pub(crate) taken: Vec<MessageDocument>,
+    /// The messages that this fetch took, each as it must be when the turn consumes it; their attempts are those with this
+    /// one.
+    pub(crate) taken: Vec<Versioned<MessageDocument>>,
     pub(crate) kv: HashMap<String, KvDocument>,
-    /// The history as loaded, for the cache; none where it could not be read.
-    pub(crate) history: Option<Arc<Vec<Event>>>,
+    /// History and values as loaded; none where they could not be read.
+    pub(crate) contents: Option<Contents>,
     /// What the item was called when it was handed out, for an ack that does not say.
     pub(crate) name: String,
     pub(crate) version: String,

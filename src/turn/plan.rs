@@ -5,20 +5,22 @@ use crate::{
     engine::Engine,
     model::{
         item, status, DeliveredDocument, ExecutionDocument, HistoryDocument, InstanceDocument, IntentDocument,
-        KvDocument, MessageDocument, Millis, Partition, StatusDocument, WorkDocument,
+        KvDocument, Marks, MessageDocument, Millis, Partition, StatusDocument, WorkDocument,
     },
-    store::{batch, Operation, StoreError},
+    store::{batch, Operation, StoreError, Versioned},
 };
 use duroxide::{
     providers::{ExecutionMetadata, ScheduledActivityIdentifier, WorkItem},
     Event, EventKind,
 };
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeSet, HashMap};
 
 /// The id of the event that poisons an execution; a second poisoning sends it again.
 const POISON_EVENT_ID: u64 = 99_999;
 /// Events are put together up to this size, so that a history document stays well below the limit.
 const HISTORY_BYTES: usize = 1024 * 1024;
+/// A new execution remembers so many of the messages from outside that were consumed last before it.
+const CARRIED_MARKS: usize = 16;
 
 /// What duroxide's runtime asks to commit.
 pub(crate) struct Ack {
@@ -33,10 +35,14 @@ pub(crate) struct Ack {
 /// What a turn writes: the instance's next document, and everything that goes with it.
 pub(crate) struct Plan {
     pub(crate) document: InstanceDocument,
+    /// The messages that the turn ran on go: conditional on each being the very one, so that they belong into the commit.
+    pub(crate) consumption: Vec<Operation>,
+    /// Everything else, which may be staged.
     pub(crate) operations: Vec<Operation>,
     pub(crate) kv: HashMap<String, KvDocument>,
     pub(crate) intents: Vec<IntentDocument>,
     pub(crate) history_bytes: usize,
+    pub(crate) consumed: Marks,
 }
 
 /// Why a turn can't be written.
@@ -77,17 +83,38 @@ pub(crate) fn plan(
     planner.advance(&mut document, state, ack)?;
     let fresh = planner.count_events(&mut document, ack)?;
     planner.end_execution(&mut document, ack, older)?;
-    let history_bytes = planner.history(ack.execution, &fresh)?;
+    let consumed = marks(state, ack);
+    let history_bytes = planner.history(ack.execution, &fresh, &consumed)?;
     planner.custom_status(&mut document, &fresh)?;
-    let kv = planner.kv(&state.document, state, &fresh)?;
-    planner.consume(&state.taken)?;
+    let ends = document.is_terminal() && ack.metadata.status.is_some();
+    let kv = planner.kv(state, &fresh, ends)?;
+    let consumption = planner.consume(&state.taken)?;
     planner.schedule(&ack.worker_items)?;
-    let intents = planner.send(&ack.orchestrator_items)?;
-    planner.cancel(&ack.cancelled);
-    if document.is_terminal() && ack.metadata.status.is_some() {
+    let intents = planner.send(&document, &ack.orchestrator_items)?;
+    planner.cancel(state, &fresh, &ack.cancelled);
+    if ends {
         document.epoch += 1;
     }
-    Ok(Plan { document, operations: planner.operations, kv, intents, history_bytes })
+    Ok(Plan { document, consumption, operations: planner.operations, kv, intents, history_bytes, consumed })
+}
+
+/// What the turn's history document remembers of the messages from outside: those that the turn consumes, and, where it
+/// begins an execution, the last ones before it.
+fn marks(state: &TurnState, ack: &Ack) -> Marks {
+    let mut marks = match &state.contents {
+        Some(contents) if ack.execution != state.document.execution => contents.consumed.last(CARRIED_MARKS),
+        _ => Marks::default(),
+    };
+    marks.extend(&Marks::of(state.taken.iter().map(|taken| &taken.document.id)));
+    marks
+}
+
+impl Plan {
+    /// The operation at this place of the batch that commits, which the instance's document begins.
+    pub(crate) fn operation(&self, index: usize) -> Option<&Operation> {
+        let index = index.checked_sub(1)?;
+        self.consumption.iter().chain(&self.operations).nth(index)
+    }
 }
 
 impl Planner<'_> {
@@ -96,6 +123,7 @@ impl Planner<'_> {
         let metadata = &ack.metadata;
         document.lock = None;
         document.claims.clear();
+        document.staging.clear();
         document.turn += 1;
         document.last_turn = Some(self.token.to_owned());
         document.updated_at = self.now;
@@ -103,6 +131,9 @@ impl Planner<'_> {
         if !document.exists() {
             document.created_at = self.now;
             document.parent = metadata.parent_instance_id.clone();
+            let start = state.taken.iter().find(|taken| taken.document.starts);
+            document.parent_born =
+                start.and_then(|start| start.document.born.clone()).filter(|_| document.parent.is_some());
             document.status = Some(status::RUNNING.to_owned());
             document.execution = ack.execution;
             document.started_at = self.now;
@@ -183,9 +214,10 @@ impl Planner<'_> {
         Ok(())
     }
 
-    fn history(&mut self, execution: u64, events: &[Event]) -> Result<usize, StoreError> {
+    fn history(&mut self, execution: u64, events: &[Event], consumed: &Marks) -> Result<usize, StoreError> {
         let mut total = 0;
         let mut part = 0;
+        let mut consumed = consumed.clone();
         let mut pending: Vec<String> = Vec::new();
         let (mut pending_bytes, mut first) = (0, 0);
         for event in events {
@@ -194,7 +226,7 @@ impl Planner<'_> {
             total += text.len();
             if !pending.is_empty() && pending_bytes + text.len() > HISTORY_BYTES {
                 let full = std::mem::take(&mut pending);
-                self.history_document(execution, part, first, full)?;
+                self.history_document(execution, part, first, full, std::mem::take(&mut consumed))?;
                 part += 1;
                 pending_bytes = 0;
             }
@@ -204,8 +236,8 @@ impl Planner<'_> {
             pending_bytes += text.len();
             pending.push(text);
         }
-        if !pending.is_empty() {
-            self.history_document(execution, part, first, pending)?;
+        if !pending.is_empty() || !consumed.is_empty() {
+            self.history_document(execution, part, first, pending, consumed)?;
         }
         Ok(total)
     }
@@ -216,9 +248,11 @@ impl Planner<'_> {
         part: usize,
         first: u64,
         events: Vec<String>,
+        consumed: Marks,
     ) -> Result<(), StoreError> {
         let count = events.len();
-        let document = HistoryDocument::new(self.partition.clone(), execution, self.token, part, first, events);
+        let mut document = HistoryDocument::new(self.partition.clone(), execution, self.token, part, first, events);
+        document.consumed = consumed;
         let name = || match count {
             1 => format!("event {first} of execution {execution}"),
             _ => format!("{count} events of execution {execution} from event {first} on"),
@@ -238,57 +272,71 @@ impl Planner<'_> {
         self.add_checked(Operation::upsert(&document)?, || "the custom status".to_owned())
     }
 
-    /// The values after this turn. Only the documents of keys that it touched are written.
+    /// The values after this turn. Only the documents of keys that it touched are written, and those of cleared keys go as
+    /// soon as the execution that cleared them needs to know no more what was there before it.
     fn kv(
         &mut self,
-        before: &InstanceDocument,
         state: &TurnState,
         events: &[Event],
+        ends: bool,
     ) -> Result<HashMap<String, KvDocument>, StoreError> {
+        let epoch = state.document.epoch;
         let mut after = state.kv.clone();
-        let mut touched: BTreeMap<String, ()> = BTreeMap::new();
-        let epoch = before.epoch;
-        let mut write = |after: &mut HashMap<String, KvDocument>, key: &str, value: Option<String>, at: Millis| {
-            let next = KvDocument::written(self.partition, key, after.get(key), value, at, epoch);
-            after.insert(key.to_owned(), next);
-            touched.insert(key.to_owned(), ());
+        let touched = self.write_values(&mut after, epoch, events);
+        for key in &touched {
+            if let Some(value) = after.get(key).filter(|value| !value.is_forgotten(epoch, ends)) {
+                self.add_checked(Operation::upsert(value)?, || format!("the value of key {key:?}"))?;
+            }
+        }
+        after.retain(|key, value| {
+            let forgotten = value.is_forgotten(epoch, ends);
+            if forgotten && state.kv.contains_key(key) {
+                self.operations.push(Operation::delete(value.id.clone(), None));
+            }
+            !forgotten
+        });
+        Ok(after)
+    }
+
+    /// Applies what the events say of values; the keys that they touch.
+    fn write_values(&self, values: &mut HashMap<String, KvDocument>, epoch: u64, events: &[Event]) -> BTreeSet<String> {
+        let mut touched = BTreeSet::new();
+        let mut write = |values: &mut HashMap<String, KvDocument>, key: &str, value: Option<String>, at: Millis| {
+            let next = KvDocument::written(self.partition, key, values.get(key), value, at, epoch);
+            values.insert(key.to_owned(), next);
+            touched.insert(key.to_owned());
         };
         for event in events {
             match &event.kind {
                 EventKind::KeyValueSet { key, value, last_updated_at_ms } => {
-                    write(&mut after, key, Some(value.clone()), *last_updated_at_ms);
+                    write(values, key, Some(value.clone()), *last_updated_at_ms);
                 }
-                EventKind::KeyValueCleared { key } => write(&mut after, key, None, self.now),
+                EventKind::KeyValueCleared { key } => write(values, key, None, self.now),
                 EventKind::KeyValuesCleared => {
                     let live: Vec<String> =
-                        after.values().filter(|v| v.value.is_some()).map(|v| v.key.clone()).collect();
+                        values.values().filter(|v| v.value.is_some()).map(|v| v.key.clone()).collect();
                     for key in live {
-                        write(&mut after, &key, None, self.now);
+                        write(values, &key, None, self.now);
                     }
                 }
                 _ => {}
             }
         }
-        for key in touched.keys() {
-            if let Some(value) = after.get(key) {
-                self.add_checked(Operation::upsert(value)?, || format!("the value of key {key:?}"))?;
-            }
-        }
-        Ok(after)
+        touched
     }
 
-    /// What was taken is consumed. A message from another partition leaves a marker, so that a second copy is known.
-    fn consume(&mut self, taken: &[MessageDocument]) -> Result<(), StoreError> {
-        for message in taken {
-            let id = message.id.clone();
-            self.operations.push(if message.delivered {
-                let marker = DeliveredDocument::new(id.clone(), self.partition.clone());
-                Operation::replace(id, &marker, None)?
-            } else {
-                Operation::delete(id, None)
-            });
-        }
-        Ok(())
+    /// What was taken is consumed, as long as it is the very document that the turn ran on. A message from another partition
+    /// leaves a marker, so that a second copy is known.
+    fn consume(&self, taken: &[Versioned<MessageDocument>]) -> Result<Vec<Operation>, StoreError> {
+        let consume = |Versioned { document, etag }: &Versioned<MessageDocument>| {
+            let id = document.id.clone();
+            if !document.delivered {
+                return Ok(Operation::delete(id, Some(etag)));
+            }
+            let marker = DeliveredDocument::new(id.clone(), self.partition.clone());
+            Operation::replace(id, &marker, Some(etag))
+        };
+        taken.iter().map(consume).collect()
     }
 
     fn schedule(&mut self, items: &[WorkItem]) -> Result<(), Unplannable> {
@@ -309,7 +357,7 @@ impl Planner<'_> {
     }
 
     /// Messages for this instance go with the turn; those for others become intents, delivered after the commit.
-    fn send(&mut self, items: &[WorkItem]) -> Result<Vec<IntentDocument>, Unplannable> {
+    fn send(&mut self, sender: &InstanceDocument, items: &[WorkItem]) -> Result<Vec<IntentDocument>, Unplannable> {
         let mut intents = Vec::new();
         for (position, work_item) in items.iter().enumerate() {
             let Some(instance) = item::target(work_item) else { continue };
@@ -321,42 +369,72 @@ impl Planner<'_> {
                 MessageDocument::new(target.clone(), &key, work_item, seq, self.now, due).map_err(unwritable)?;
             let name = || format!("the message {} for {instance:?}", item::kind(work_item));
             if &target == self.partition {
-                self.add_checked(Operation::create(&message)?, name)?;
+                self.add_limited(Operation::create(&message)?, MessageDocument::MAX_BYTES, name)?;
                 continue;
             }
             message.delivered = true;
+            // A start says who sent it, so that its end is told to nobody else; other messages say whom they are for.
+            message.born = if message.starts { Some(sender.born.clone()) } else { sender.born_of(instance) };
             let document = serde_json::to_value(&message).map_err(unwritable)?;
             let takeover = self.engine.clock.after(self.engine.config.reconciler_age_threshold());
             let intent =
                 IntentDocument::new(self.partition.clone(), target, self.token, position, document, self.now, takeover);
-            self.add_checked(Operation::create(&intent)?, name)?;
+            self.add_limited(Operation::create(&intent)?, MessageDocument::MAX_BYTES, name)?;
             intents.push(intent);
         }
         Ok(intents)
     }
 
-    /// Activities that lost go with the turn. One that a worker has finished in the meantime is not there any more, and is
-    /// left out when the batch says so.
-    fn cancel(&mut self, cancelled: &[ScheduledActivityIdentifier]) {
+    /// Activities that lost go with the turn, and so do their inputs. One that a worker has finished in the meantime is not
+    /// there any more, and is left out when the batch says so.
+    fn cancel(&mut self, state: &TurnState, fresh: &[Event], cancelled: &[ScheduledActivityIdentifier]) {
         for activity in cancelled {
-            if Partition::instance(&activity.instance).ok().as_ref() == Some(self.partition) {
-                let id = WorkDocument::scheduled_id(activity.execution_id, activity.activity_id);
-                self.operations.push(Operation::delete(id, None));
+            if Partition::instance(&activity.instance).ok().as_ref() != Some(self.partition) {
+                continue;
             }
+            let id = WorkDocument::scheduled_id(activity.execution_id, activity.activity_id);
+            if has_payload(state, fresh, activity) {
+                self.operations.push(Operation::delete(WorkDocument::payload_id(&id), None));
+            }
+            self.operations.push(Operation::delete(id, None));
         }
     }
 
     /// Adds an operation that must fit a document on its own.
     fn add_checked(&mut self, operation: Operation, name: impl Fn() -> String) -> Result<(), StoreError> {
+        self.add_limited(operation, batch::MAX_DOCUMENT_BYTES, name)
+    }
+
+    fn add_limited(&mut self, operation: Operation, limit: usize, name: impl Fn() -> String) -> Result<(), StoreError> {
         let bytes = operation.size();
-        if bytes > batch::MAX_DOCUMENT_BYTES {
+        if bytes > limit {
             let instance = self.partition.instance_id().unwrap_or_default();
             let document = format!("{} (instance {instance:?})", name());
-            return Err(StoreError::TooLarge { document, bytes, limit: batch::MAX_DOCUMENT_BYTES });
+            return Err(StoreError::TooLarge { document, bytes, limit });
         }
         self.operations.push(operation);
         Ok(())
     }
+}
+
+/// Whether an activity was scheduled with an input that has a document of its own: its event tells.
+fn has_payload(state: &TurnState, fresh: &[Event], activity: &ScheduledActivityIdentifier) -> bool {
+    let history = state.contents.iter().flat_map(|contents| contents.history.iter()).chain(fresh);
+    let scheduled =
+        history.filter(|event| event.event_id == activity.activity_id).find_map(|event| match &event.kind {
+            EventKind::ActivityScheduled { name, input, session_id, tag } => Some(WorkItem::ActivityExecute {
+                instance: activity.instance.clone(),
+                execution_id: activity.execution_id,
+                id: activity.activity_id,
+                name: name.clone(),
+                input: input.clone(),
+                session_id: session_id.clone(),
+                tag: tag.clone(),
+            }),
+            _ => None,
+        });
+    let text = scheduled.and_then(|item| serde_json::to_string(&item).ok());
+    text.is_some_and(|text| !WorkDocument::is_inline(&text))
 }
 
 fn unwritable(error: serde_json::Error) -> StoreError {

@@ -1,10 +1,13 @@
 //! Histories, for clients that wait and workers that start an activity: a hot path.
 
-use super::{cache::Known, instance_id, load, staging};
+use super::{
+    cache::{Contents, Known},
+    instance_id, load, staging,
+};
 use crate::{
     admin::delete,
     engine::Engine,
-    model::{HistoryDocument, InstanceDocument, Partition},
+    model::{HistoryDocument, InstanceDocument, Marks, Partition},
     store::{queries, Deadline, Freshness, StoreError, Versioned},
 };
 use azure_core::http::Etag;
@@ -84,7 +87,7 @@ fn keep(engine: &Engine, partition: &Partition, found: Versioned<InstanceDocumen
     let same = document.events.len() == events.len() as u64
         && events.iter().all(|event| document.events.contains(event.event_id));
     if same {
-        let contents = load::contents(events.to_vec(), bytes, None);
+        let contents = Contents::new(events.to_vec(), bytes, None, Marks::default());
         engine.cache.put(partition, Known { document, etag, contents: Some(contents) });
     }
 }

@@ -58,7 +58,7 @@ pub(crate) async fn abandon(
     }
     let deadline = engine.deadline();
     let mut returned = state.taken.clone();
-    for message in &mut returned {
+    for Versioned { document: message, .. } in &mut returned {
         message.attempts = message.attempts.saturating_sub(u32::from(ignore_attempt));
     }
     let change = |document: &mut InstanceDocument| {
@@ -67,11 +67,12 @@ pub(crate) async fn abandon(
             document.claims.pop();
         }
     };
-    let outcome = match delay.filter(|d| !d.is_zero()) {
+    let delay = delay.filter(|d| !d.is_zero());
+    let outcome = match delay {
         None => rewrite(engine, &handle, &mut state, change, deadline).await,
         Some(delay) => {
             let due = engine.clock.after(delay);
-            for message in &mut returned {
+            for Versioned { document: message, .. } in &mut returned {
                 message.due = due;
             }
             release_delayed(engine, &handle, &mut state, &returned, change, deadline).await
@@ -80,6 +81,9 @@ pub(crate) async fn abandon(
     match outcome {
         Ok(Rewritten::Done) => {
             close(engine, &handle, &mut state);
+            // What was rewritten has another ETag now, which nobody has asked for.
+            let rewritten = delay.is_some();
+            let returned = returned.into_iter().map(|m| (m.document, (!rewritten).then_some(m.etag)));
             engine.dispatch.messages_returned(&handle.partition, returned);
             Ok(())
         }
@@ -154,11 +158,7 @@ fn is_there(found: &InstanceDocument, next: &InstanceDocument) -> bool {
 
 /// Keeps the document as we wrote it, with what goes with it, for the next claim.
 fn remember(engine: &Engine, handle: &TurnHandle, state: &TurnState) {
-    let contents = state.history.as_ref().map(|history| {
-        let bytes = engine.cache.get(&handle.partition).and_then(|k| k.contents).map_or(0, |c| c.bytes);
-        let bytes = bytes.max(history.len() * std::mem::size_of::<duroxide::Event>());
-        super::cache::Contents { history: history.clone(), kv: Some(Arc::new(state.kv.clone())), bytes }
-    });
+    let contents = state.contents.clone();
     let known = Known { document: state.document.clone(), etag: state.etag.clone(), contents };
     engine.cache.put(&handle.partition, known);
 }
@@ -177,7 +177,7 @@ async fn release_delayed(
     engine: &Engine,
     handle: &TurnHandle,
     state: &mut TurnState,
-    messages: &[MessageDocument],
+    messages: &[Versioned<MessageDocument>],
     change: impl Fn(&mut InstanceDocument),
     deadline: Deadline,
 ) -> Result<Rewritten, StoreError> {
@@ -196,7 +196,8 @@ async fn release_delayed(
                     state.document = next;
                     break;
                 }
-                BatchOutcome::RolledBack(back) if back.index > 0 && back.status == 404 => {
+                // Consumed by others, while this turn ran on what it remembered of it.
+                BatchOutcome::RolledBack(back) if back.index > 0 && matches!(back.status, 404 | 412) => {
                     chunk.remove(back.index - 1);
                 }
                 BatchOutcome::RolledBack(_) => match read_latest(engine, &handle.partition, deadline).await? {
@@ -216,11 +217,11 @@ async fn release_delayed(
 }
 
 /// Replacements of messages, in parts that fit a batch together with the fence; at least one part.
-fn chunked(messages: &[MessageDocument]) -> Result<Vec<Vec<Operation>>, StoreError> {
+fn chunked(messages: &[Versioned<MessageDocument>]) -> Result<Vec<Vec<Operation>>, StoreError> {
     let mut chunks: Vec<Vec<Operation>> = vec![Vec::new()];
     let mut bytes = 0;
-    for message in messages {
-        let operation = Operation::replace(message.id.clone(), message, None)?;
+    for Versioned { document: message, etag } in messages {
+        let operation = Operation::replace(message.id.clone(), message, Some(etag))?;
         let size = operation.size();
         let full = chunks.last().is_none_or(|c| c.len() + 2 > batch::MAX_OPERATIONS)
             || bytes + size > batch::MAX_BYTES - 8 * 1024;
@@ -290,21 +291,22 @@ async fn give_back(engine: &Engine, partition: &Partition, token: &str, deadline
     Ok(())
 }
 
-/// Removes messages that can never be handled.
+/// Removes messages that can never be handled, each as long as it is the very one that was judged.
 pub(crate) async fn drop_messages(
     engine: &Engine,
     partition: &Partition,
-    messages: &[MessageDocument],
+    messages: &[Versioned<MessageDocument>],
     deadline: Deadline,
 ) -> Result<(), StoreError> {
     for chunk in messages.chunks(batch::MAX_OPERATIONS) {
-        let operations: Vec<Operation> = chunk.iter().map(|m| Operation::delete(m.id.clone(), None)).collect();
+        let delete = |m: &Versioned<MessageDocument>| Operation::delete(m.document.id.clone(), Some(&m.etag));
+        let operations: Vec<Operation> = chunk.iter().map(delete).collect();
         if let BatchOutcome::Committed(_) = engine.store.batch(partition, &operations, deadline).await? {
             continue;
         }
         // One of them is gone already: take them one by one.
         for message in chunk {
-            engine.store.delete(partition, &message.id, None, deadline).await?;
+            engine.store.delete(partition, &message.document.id, Some(&message.etag), deadline).await?;
         }
     }
     Ok(())

@@ -1,29 +1,30 @@
 //! Turns that do not fit one batch.
 //!
 //! What does not fit is staged: written into documents that no query takes for messages, activities or history. Each part is
-//! written in a batch with the instance's document, conditional on the fence, which also renews the lock. The commit then is
-//! the one write that sets `rolling` to the turn's token. After it, each part is applied by one batch that also deletes
-//! it, so that a part is applied exactly once, by whoever comes first.
+//! written in a batch with the instance's document, conditional on the fence, which notes the part (`staging`) and renews
+//! the lock. The commit then is the one write that turns the note into `rolling`, with the number of parts. After it, the
+//! parts are applied in order, each by one batch that deletes it and moves `rolling.next`, conditional on the instance's
+//! document: so exactly once, by whoever comes first, and a part that is not there is known to be missing.
 //!
-//! Crash points: before the commit, the parts are dead: the next claim sweeps them. After it, whoever reads, claims or polls
-//! the instance rolls it forward before anything else.
+//! Crash points: before the commit, the parts are dead: the next claim sweeps what the note names, under its own fence. After
+//! it, whoever reads, claims or polls the instance rolls it forward before anything else.
 
-use super::{cache::Known, instance_id, release, TurnHandle, TurnState};
+use super::{cache::Known, claim::Ours, instance_id, release, TurnHandle, TurnState};
 use crate::{
     engine::Engine,
-    model::{clock::millis, DocumentId, Lock, Millis, Partition, StagedDocument},
-    store::{batch, queries, BatchOutcome, Deadline, Operation, RolledBack, StoreError, Versioned, WriteOutcome},
+    model::{clock::millis, DocumentId, InstanceDocument, Lock, Millis, Partition, Rolling, StagedDocument, Staging},
+    store::{batch, BatchOutcome, Deadline, Freshness, Operation, RolledBack, StoreError, Versioned},
 };
 use std::sync::Arc;
-use tracing::{debug, warn};
+use tracing::{debug, info};
 
 /// How long the process that committed has for rolling forward before others look after it.
 pub(crate) const TAKEOVER_AFTER: Millis = 3_000;
 
 /// How staging ended.
 pub(crate) enum Staged {
-    /// Under this key, which the commit puts into `rolling`.
-    Done(String),
+    /// What the commit puts into `rolling`.
+    Done(Rolling),
     /// Another token has the lock.
     Lost,
 }
@@ -35,29 +36,28 @@ pub(crate) async fn stage(
     handle: &TurnHandle,
     state: &mut TurnState,
     operations: &[Operation],
-    deadline: Deadline,
 ) -> Result<Staged, StoreError> {
-    let _ = deadline;
     let parts = split(operations);
     debug!(instance_id = handle.partition.instance_id(), parts = parts.len(), "staging a large turn");
-    let key = Engine::new_token();
+    let rolling = Rolling { key: Engine::new_token(), parts: parts.len(), next: 0 };
     for (number, part) in parts.into_iter().enumerate() {
-        let staged = StagedDocument::new(handle.partition.clone(), &key, number, part);
-        if !stage_part(engine, handle, state, &staged).await? {
+        let staged = StagedDocument::new(handle.partition.clone(), &rolling.key, number, part);
+        let note = Staging { key: rolling.key.clone(), parts: number + 1 };
+        if !stage_part(engine, handle, state, &staged, &note).await? {
             return Ok(Staged::Lost);
         }
     }
-    Ok(Staged::Done(key))
+    Ok(Staged::Done(rolling))
 }
 
-/// Parts that each fit one batch, together with the operation that deletes their document.
+/// Parts that each fit one batch, together with the fence and the operation that deletes their document.
 fn split(operations: &[Operation]) -> Vec<Vec<Operation>> {
     const ROOM: usize = batch::MAX_BYTES - 8 * 1024;
     let mut parts: Vec<Vec<Operation>> = Vec::new();
     let mut bytes = 0;
     for operation in operations {
         let size = operation.size();
-        let full = parts.last().is_none_or(|part| part.len() + 2 > batch::MAX_OPERATIONS || bytes + size > ROOM);
+        let full = parts.last().is_none_or(|part| part.len() + 3 > batch::MAX_OPERATIONS || bytes + size > ROOM);
         if full {
             parts.push(Vec::new());
             bytes = 0;
@@ -70,24 +70,26 @@ fn split(operations: &[Operation]) -> Vec<Vec<Operation>> {
     parts
 }
 
-/// Writes one part and renews the lock with it; `false` where another token has the lock.
+/// Writes one part, notes it and renews the lock with it; `false` where another token has the lock.
 async fn stage_part(
     engine: &Engine,
     handle: &TurnHandle,
     state: &mut TurnState,
     staged: &StagedDocument,
+    note: &Staging,
 ) -> Result<bool, StoreError> {
     loop {
         let deadline = engine.deadline_at(state.until);
         let until = engine.now().saturating_add(millis(state.lock_timeout));
         let mut document = state.document.clone();
         document.lock = Some(Lock { token: handle.token.clone(), until });
+        document.staging.retain(|other| other.key != note.key);
+        document.staging.push(note.clone());
         // An attempt whose answer was lost may have written this part already.
         let operations = [Operation::replace(instance_id(), &document, Some(&state.etag))?, Operation::upsert(staged)?];
         match engine.store.batch(&handle.partition, &operations, deadline).await? {
             BatchOutcome::Committed(committed) => {
-                let etag = committed.etag(0).cloned();
-                state.etag = etag.ok_or_else(|| StoreError::Malformed { detail: "no ETag in a batch".to_owned() })?;
+                state.etag = committed.fence()?;
                 state.document = document;
                 state.until = until;
                 return Ok(true);
@@ -118,68 +120,90 @@ pub(crate) async fn roll_forward(
     partition: &Partition,
     deadline: Deadline,
 ) -> Result<(), StoreError> {
-    let Some(Versioned { document, .. }) = release::read_latest(engine, partition, deadline).await? else {
-        return Ok(());
-    };
-    let Some(token) = document.rolling else { return Ok(()) };
-    let statement = queries::STAGED.statement();
-    let mut parts: Vec<StagedDocument> = engine.store.query_partition(partition, statement, deadline).await?;
-    parts.retain(|part| part.token == token);
-    parts.sort_by_key(|part| part.part);
-    debug!(instance_id = partition.instance_id(), parts = parts.len(), "rolling a staged turn forward");
-    for part in parts {
-        apply(engine, partition, part, deadline).await?;
+    let mut current = release::read_latest(engine, partition, deadline).await?;
+    // The part that was not there at the last look.
+    let mut missing = None;
+    while let Some(found) = current.take() {
+        let Some(rolling) = found.document.rolling.clone() else { return Ok(()) };
+        let id = StagedDocument::document_id(&rolling.key, rolling.next);
+        let part = engine.store.read::<StagedDocument>(partition, &id, Freshness::LatestCommitted, deadline).await?;
+        current = match part {
+            Some(part) => apply(engine, found, &rolling, part.document, deadline).await?,
+            // Somebody else may have applied it since the document was read.
+            None if missing.as_ref() != Some(&rolling) => {
+                missing = Some(rolling);
+                release::read_latest(engine, partition, deadline).await?
+            }
+            None => return Err(lost_part(partition, &rolling)),
+        };
     }
-    finish(engine, partition, &token, deadline).await
+    Ok(())
 }
 
-/// Applies one part and deletes it in the same batch.
+/// A part that nobody has applied and that is not there: something outside this provider has deleted it.
+fn lost_part(partition: &Partition, rolling: &Rolling) -> StoreError {
+    let Rolling { key, parts, next } = rolling;
+    StoreError::Malformed {
+        detail: format!(
+            "part {} of {parts} of the committed turn {key} of {partition} is missing: restore the document {}, or \
+             delete the instance",
+            next + 1,
+            StagedDocument::document_id(key, *next)
+        ),
+    }
+}
+
+/// Applies one part, deletes it and moves on, in one batch. The document after that, whoever did it.
 async fn apply(
     engine: &Arc<Engine>,
-    partition: &Partition,
+    found: Versioned<InstanceDocument>,
+    rolling: &Rolling,
     part: StagedDocument,
     deadline: Deadline,
-) -> Result<(), StoreError> {
+) -> Result<Option<Versioned<InstanceDocument>>, StoreError> {
+    let partition = &part.instance_id;
+    let next = moved_on(&found.document, rolling);
     let mut operations = part.operations;
     loop {
-        let mut whole = operations.clone();
+        let mut whole = Vec::with_capacity(operations.len() + 2);
+        whole.push(Operation::replace(instance_id(), &next, Some(&found.etag))?);
+        whole.extend(operations.iter().cloned());
         whole.push(Operation::delete(part.id.clone(), None));
         match engine.store.batch(partition, &whole, deadline).await? {
             BatchOutcome::Committed(committed) => {
-                engine.dispatch.announce(engine, partition, &operations, &committed, 0);
-                return Ok(());
+                debug!(instance_id = partition.instance_id(), part = rolling.next, "rolled forward");
+                let etag = committed.fence()?;
+                engine.dispatch.announce(partition, &operations, &committed, 1);
+                engine.cache.put(partition, Known { document: next.clone(), etag: etag.clone(), contents: None });
+                return Ok(Some(Versioned { document: next, etag }));
             }
-            BatchOutcome::RolledBack(back) if back.index == operations.len() => {
-                // Somebody else has applied it.
-                return Ok(());
+            BatchOutcome::RolledBack(back) if back.index == 0 || back.index > operations.len() => {
+                // Somebody else has applied it, or has changed the document.
+                return release::read_latest(engine, partition, deadline).await;
             }
-            BatchOutcome::RolledBack(back) => {
-                // Somebody else may have applied it between two of our looks; the part tells.
-                if !is_there(engine, partition, &part.id, deadline).await? {
-                    return Ok(());
-                }
-                mend(&mut operations, &back)?;
-            }
+            BatchOutcome::RolledBack(back) => mend(&mut operations, &back)?,
         }
     }
 }
 
-async fn is_there(
-    engine: &Engine,
-    partition: &Partition,
-    id: &DocumentId,
-    deadline: Deadline,
-) -> Result<bool, StoreError> {
-    let freshness = crate::store::Freshness::LatestCommitted;
-    let found = engine.store.read::<serde_json::Value>(partition, id, freshness, deadline).await?;
-    Ok(found.is_some())
+/// The document once the next part is applied.
+fn moved_on(document: &InstanceDocument, rolling: &Rolling) -> InstanceDocument {
+    let mut next = document.clone();
+    if rolling.next + 1 < rolling.parts {
+        next.rolling = Some(Rolling { next: rolling.next + 1, ..rolling.clone() });
+        return next;
+    }
+    next.rolling = None;
+    next.due = None;
+    next
 }
 
 /// The turn is committed, so what its operations meet can't undo it: a document that is gone already needs no deletion.
 fn mend(operations: &mut Vec<Operation>, back: &RolledBack) -> Result<(), StoreError> {
-    let document = match (&operations[back.index], back.status) {
+    let index = back.index - 1;
+    let document = match (&operations[index], back.status) {
         (Operation::Delete { .. } | Operation::Replace { .. }, 404 | 412) => {
-            operations.remove(back.index);
+            operations.remove(index);
             return Ok(());
         }
         (Operation::Create { document }, 409) => document.clone(),
@@ -188,35 +212,43 @@ fn mend(operations: &mut Vec<Operation>, back: &RolledBack) -> Result<(), StoreE
             return Err(StoreError::Malformed { detail });
         }
     };
-    operations[back.index] = Operation::Upsert { document };
+    operations[index] = Operation::Upsert { document };
     Ok(())
 }
 
-/// Takes the mark off, once no part is left.
-async fn finish(engine: &Engine, partition: &Partition, token: &str, deadline: Deadline) -> Result<(), StoreError> {
-    loop {
-        let Some(Versioned { mut document, etag }) = release::read_latest(engine, partition, deadline).await? else {
-            return Ok(());
-        };
-        if document.rolling.as_deref() != Some(token) {
-            return Ok(());
-        }
-        document.rolling = None;
-        document.due = None;
-        let written = engine.store.replace(partition, &instance_id(), &document, Some(&etag), deadline).await?;
-        if let WriteOutcome::Done(etag) = written {
-            engine.cache.put(partition, Known { document, etag, contents: None });
-            return Ok(());
-        }
+/// Deletes what turns that were never committed have staged: what the document notes, as long as it is as our claim wrote it.
+/// So a claim that was overtaken can't delete what its successor stages.
+pub(super) async fn sweep(engine: &Engine, ours: &mut Ours, deadline: Deadline) -> Result<(), StoreError> {
+    while let Some(note) = ours.document.staging.last().cloned() {
+        info!(partition = %ours.document.instance_id, parts = note.parts, "sweeping what a dead turn staged");
+        sweep_chunk(engine, ours, note, deadline).await?;
     }
+    Ok(())
 }
 
-/// Deletes what turns that were never committed have staged. Best effort: the next claim tries again.
-pub(crate) async fn sweep(engine: &Engine, partition: &Partition, dead: &[StagedDocument], deadline: Deadline) {
-    for part in dead {
-        if let Err(error) = engine.store.delete(partition, &part.id, None, deadline).await {
-            warn!(instance_id = partition.instance_id(), %error, "a dead turn's staged part is swept later");
-            return;
+/// Deletes the last parts of a note, and takes them off it, in one batch.
+async fn sweep_chunk(engine: &Engine, ours: &mut Ours, note: Staging, deadline: Deadline) -> Result<(), StoreError> {
+    let left = note.parts.saturating_sub(batch::MAX_OPERATIONS - 1);
+    let mut chunk: Vec<DocumentId> =
+        (left..note.parts).map(|part| StagedDocument::document_id(&note.key, part)).collect();
+    let mut next = ours.document.clone();
+    next.staging.pop();
+    if left > 0 {
+        next.staging.push(Staging { parts: left, ..note });
+    }
+    loop {
+        let mut operations = vec![Operation::replace(instance_id(), &next, Some(&ours.etag))?];
+        operations.extend(chunk.iter().map(|id| Operation::delete(id.clone(), None)));
+        match engine.store.batch(&next.instance_id, &operations, deadline).await? {
+            BatchOutcome::Committed(committed) => {
+                (ours.document, ours.etag) = (next, committed.fence()?);
+                return Ok(());
+            }
+            BatchOutcome::RolledBack(RolledBack { index, status: 404, .. }) if index > 0 => {
+                chunk.remove(index - 1);
+            }
+            // Done with its answer lost, or something else has touched the document: the note tells.
+            BatchOutcome::RolledBack(_) => return ours.look_again(engine, deadline).await,
         }
     }
 }
@@ -233,13 +265,13 @@ mod tests {
     }
 
     #[test]
-    fn every_part_fits_a_batch_with_its_own_deletion_and_nothing_is_left_out() {
+    fn every_part_fits_a_batch_with_its_own_deletion_and_the_fence_and_nothing_is_left_out() {
         for (count, bytes) in [(1, 10), (98, 10), (99, 10), (1_000, 10), (30, 100_000), (5, 1_900_000)] {
             let operations = creations(count, bytes);
             let parts = split(&operations);
             assert_eq!(parts.concat(), operations);
             for part in parts {
-                assert!(part.len() < batch::MAX_OPERATIONS);
+                assert!(part.len() + 2 <= batch::MAX_OPERATIONS);
                 let size: usize = part.iter().map(Operation::size).sum();
                 assert!(size + 8 * 1024 <= batch::MAX_BYTES, "{count} of {bytes}: {size}");
             }

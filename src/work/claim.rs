@@ -2,7 +2,7 @@
 //!
 //! Invariant: when [`claim`] does not return an activity, it holds neither the activity nor a session that it took for it.
 
-use super::{session, WorkHandle, WorkState};
+use super::{session, unreadable, WorkHandle, WorkState};
 use crate::{
     dispatch::WorkHint,
     engine::Engine,
@@ -73,7 +73,7 @@ async fn take(
             return Ok(Claimed::Held(document.due));
         }
         match lock(engine, document.clone(), known, lock_timeout, now, deadline).await? {
-            Locked::Ours(held) => return open(engine, *held, deadline).await,
+            Locked::Ours(held) => return open(engine, *held, lock_timeout, deadline).await,
             Locked::Stale => match look(engine, &document, deadline).await? {
                 None => return Ok(Claimed::Gone),
                 Some(found) => (document, etag) = (found.document, Some(found.etag)),
@@ -139,48 +139,47 @@ async fn lock(
 async fn open(
     engine: &Arc<Engine>,
     (document, etag, token): (WorkDocument, Etag, String),
+    lock_timeout: Duration,
     deadline: Deadline,
 ) -> Result<Claimed, StoreError> {
     let item = match payload(engine, &document, deadline).await {
-        Ok(Some(item)) => item,
-        Ok(None) => return Ok(Claimed::Gone),
+        Ok(item) => item,
         Err(error) => {
             give_back_later(engine, document, token);
             return Err(error);
         }
     };
-    let work_item: WorkItem = match serde_json::from_str(&item) {
-        Ok(work_item) => work_item,
-        Err(error) => {
-            let detail = format!("activity {} can't be read: {error}", document.id);
-            give_back_later(engine, document, token);
-            return Err(StoreError::Malformed { detail });
-        }
+    let until = document.lock.as_ref().map_or(0, |lock| lock.until);
+    if until.saturating_sub(engine.now()) < millis(lock_timeout) / 2 {
+        // It took so long that the caller would lose it: it is not counted.
+        give_back_later(engine, document, token);
+        return Ok(Claimed::Held(engine.now() + 20));
+    }
+    let parsed = match &item {
+        Some(item) => serde_json::from_str::<WorkItem>(item).map_err(|e| e.to_string()),
+        None => Err("its input is not there".to_owned()),
     };
-    let identity = match &work_item {
-        WorkItem::ActivityExecute { execution_id, id, .. } => Some((*execution_id, *id)),
-        _ => None,
-    };
+    let identity = WorkDocument::identity(&document.id);
     if let Some((execution, id)) = identity {
         // The turn that scheduled it is there. What is known from before must not be what the activity is told about it.
         let knows = |known: &Known| known.document.execution == execution && known.document.events.contains(id);
         engine.cache.doubt_unless(&document.instance_id, knows);
     }
     let attempts = document.attempts;
-    let state = WorkState {
-        until: document.lock.as_ref().map_or(0, |lock| lock.until),
-        document,
-        etag,
-        identity,
-        closed: false,
-    };
-    let partition = state.document.instance_id.clone();
+    let partition = document.instance_id.clone();
+    let state = WorkState { until, document, etag, identity, closed: false };
     let handle = WorkHandle { token: token.clone(), partition, state: state.into() };
     engine.works.insert(token.clone(), Arc::new(handle));
-    Ok(Claimed::Work(Box::new((work_item, token, attempts)), None))
+    match parsed {
+        Ok(work_item) => Ok(Claimed::Work(Box::new((work_item, token, attempts)), None)),
+        Err(why) => {
+            unreadable::put_off_or_fail(engine, &token, attempts, &why).await;
+            Ok(Claimed::Gone)
+        }
+    }
 }
 
-/// The work item: in the document, or in one of its own. None where the activity was cancelled in the meantime.
+/// The work item: in the document, or in one of its own.
 async fn payload(engine: &Engine, document: &WorkDocument, deadline: Deadline) -> Result<Option<String>, StoreError> {
     if let Some(item) = &document.item {
         return Ok(Some(item.clone()));

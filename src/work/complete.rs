@@ -5,8 +5,9 @@ use crate::{
     engine::Engine,
     model::{item, DocumentId, Lock, MessageDocument, Partition, WorkDocument},
     store::{BatchOutcome, Deadline, Freshness, Operation, StoreError, Versioned, WriteOutcome},
-    turn::{load, read},
+    turn::{failure, load, read},
 };
+use azure_core::http::Etag;
 use duroxide::{
     providers::{ProviderError, WorkItem},
     EventKind,
@@ -23,9 +24,12 @@ fn held(engine: &Engine, token: &str, operation: &str) -> Result<Arc<WorkHandle>
 pub(crate) async fn complete(
     engine: &Arc<Engine>,
     token: &str,
-    completion: Option<WorkItem>,
+    mut completion: Option<WorkItem>,
 ) -> Result<(), ProviderError> {
     const OPERATION: &str = "ack_work_item";
+    if let Some(completion) = &mut completion {
+        failure::shorten_item(completion);
+    }
     let handle = held(engine, token, OPERATION)?;
     let mut state = handle.state.lock().await;
     if state.closed || state.until <= engine.now() {
@@ -37,20 +41,28 @@ pub(crate) async fn complete(
     };
     let outcome = remove(engine, &handle, &mut state, message.as_ref()).await;
     match outcome {
-        Ok(true) => {
+        Ok(Removed::Done(etag)) => {
             close(engine, &handle, &mut state);
             if let Some(message) = message {
-                engine.dispatch.offer_message(message);
+                engine.dispatch.offer_message(message, etag);
             }
             touch_session(engine, &state).await;
             Ok(())
         }
-        Ok(false) => {
+        Ok(Removed::NotOurs) => {
             close(engine, &handle, &mut state);
             Err(not_held(OPERATION, "it was cancelled, or its lock was taken over"))
         }
         Err(error) => Err(error.into_provider_error(OPERATION)),
     }
+}
+
+/// How the removal of an activity ended.
+enum Removed {
+    /// It is gone; the ETag of its completion where the service said so.
+    Done(Option<Etag>),
+    /// It was cancelled, or somebody else has it.
+    NotOurs,
 }
 
 fn close(engine: &Engine, handle: &WorkHandle, state: &mut WorkState) {
@@ -69,20 +81,27 @@ fn completion_message(
     let partition = Partition::instance(instance).map_err(|e| refuse(e.to_string()))?;
     let now = engine.now();
     let key = format!("a:{}", handle.token);
-    MessageDocument::new(partition, &key, completion, engine.sequencer.next(), now, item::visible_at(completion, now))
-        .map_err(|e| refuse(format!("the completion can't be written as JSON: {e}")))
+    let due = item::visible_at(completion, now);
+    let message = MessageDocument::new(partition, &key, completion, engine.sequencer.next(), now, due)
+        .map_err(|e| refuse(format!("the completion can't be written as JSON: {e}")))?;
+    let bytes = Operation::create(&message).map_err(|e| e.into_provider_error("ack_work_item"))?.size();
+    if bytes > MessageDocument::MAX_BYTES {
+        let (kind, limit) = (item::kind(completion), MessageDocument::MAX_BYTES);
+        return Err(refuse(format!("{kind} for {instance:?} has {bytes} bytes, but the limit is {limit}")));
+    }
+    Ok(message)
 }
 
-/// One batch; `false` where the activity is not ours any more.
+/// One batch that removes the activity, its payload, and creates the completion.
 async fn remove(
     engine: &Arc<Engine>,
     handle: &WorkHandle,
     state: &mut WorkState,
     message: Option<&MessageDocument>,
-) -> Result<bool, StoreError> {
+) -> Result<Removed, StoreError> {
     let here = message.filter(|m| m.instance_id == handle.partition);
     let mut with_payload = state.document.has_payload_document();
-    loop {
+    let etag = loop {
         let deadline = engine.deadline_at(state.until);
         let mut operations = vec![Operation::delete(state.document.id.clone(), Some(&state.etag))];
         if let Some(message) = here {
@@ -92,7 +111,7 @@ async fn remove(
             operations.push(Operation::delete(WorkDocument::payload_id(&state.document.id), None));
         }
         match engine.store.batch(&handle.partition, &operations, deadline).await? {
-            BatchOutcome::Committed(_) => break,
+            BatchOutcome::Committed(committed) => break committed.etag(1).cloned(),
             BatchOutcome::RolledBack(back)
                 if back.index == operations.len() - 1 && with_payload && back.status == 404 =>
             {
@@ -100,9 +119,9 @@ async fn remove(
             }
             BatchOutcome::RolledBack(back) if matches!(back.status, 404 | 409 | 412) => {
                 match verify(engine, handle, state, here, deadline).await? {
-                    Verified::Done => break,
+                    Verified::Done => break None,
                     Verified::StillOurs => {}
-                    Verified::Lost => return Ok(false),
+                    Verified::Lost => return Ok(Removed::NotOurs),
                 }
             }
             BatchOutcome::RolledBack(back) => {
@@ -110,13 +129,14 @@ async fn remove(
                 return Err(StoreError::Rejected { document: state.document.id.to_string(), detail });
             }
         }
-    }
+    };
     // A completion for another instance can't go in the same batch; its queue gets it right after.
     if let Some(message) = message.filter(|m| m.instance_id != handle.partition) {
         let deadline = engine.deadline();
         engine.store.create(&message.instance_id, &message.id, message, deadline).await?;
+        return Ok(Removed::Done(None));
     }
-    Ok(true)
+    Ok(Removed::Done(etag.filter(|_| here.is_some())))
 }
 
 enum Verified {

@@ -7,6 +7,7 @@
 pub(crate) mod claim;
 pub(crate) mod complete;
 pub(crate) mod session;
+mod unreadable;
 
 use crate::model::{Millis, Partition, WorkDocument};
 use azure_core::http::Etag;

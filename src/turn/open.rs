@@ -1,0 +1,311 @@
+//! What a claim protects, made into a turn and handed out, or given back.
+//!
+//! Invariants: what is handed out has at least half of its lock left; messages that this process only remembers are handed
+//! out with the ETags under which the commit must find them; a claim that comes to nothing is not counted.
+
+use super::{
+    cache::{Contents, Known},
+    claim::{Claimed, Ours},
+    instance_id,
+    load::{self, Loaded},
+    release, staging, Phase, TurnHandle, TurnState,
+};
+use crate::{
+    dispatch::OrchestrationHint,
+    engine::Engine,
+    model::{clock::millis, item, InstanceDocument, KvDocument, Lock, MessageDocument, Millis},
+    store::{Deadline, StoreError, Versioned, WriteOutcome},
+};
+use duroxide::{
+    providers::{KvEntry, OrchestrationItem, WorkItem},
+    EventKind,
+};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+use tracing::{debug, info, warn};
+
+/// Loads what the claim protects and hands the turn out, or gives it back.
+pub(super) async fn open(
+    engine: &Arc<Engine>,
+    hint: &OrchestrationHint,
+    mut ours: Ours,
+) -> Result<Claimed, StoreError> {
+    match prepare(engine, hint, &mut ours).await {
+        Ok(Prepared::Turn(ready)) => Ok(hand_out(engine, hint, ours, *ready)),
+        Ok(Prepared::Declined(outcome)) => {
+            let (partition, token) = (&hint.partition, ours.token);
+            let deadline = engine.deadline();
+            let undone = release::undo_claim(engine, partition, &token, ours.document, ours.etag, deadline).await;
+            if let Err(error) = undone {
+                release::give_back_later(engine, partition, token);
+                return Err(error);
+            }
+            Ok(outcome)
+        }
+        Err(error) => {
+            release::give_back_later(engine, &hint.partition, ours.token);
+            Err(error)
+        }
+    }
+}
+
+/// What became of a claim once its contents were known.
+enum Prepared {
+    Turn(Box<Ready>),
+    /// There is no turn to run.
+    Declined(Claimed),
+}
+
+/// A turn that can be handed out.
+struct Ready {
+    taken: Vec<Versioned<MessageDocument>>,
+    items: Vec<WorkItem>,
+    /// Why history or messages can't be read.
+    unreadable: Option<String>,
+    contents: Option<Contents>,
+    name: String,
+    version: String,
+    more: bool,
+}
+
+async fn prepare(engine: &Arc<Engine>, hint: &OrchestrationHint, ours: &mut Ours) -> Result<Prepared, StoreError> {
+    if !ours.document.staging.is_empty() {
+        staging::sweep(engine, ours, engine.deadline()).await?;
+    }
+    let mut loaded = contents_of(engine, hint, ours).await?;
+    discard(engine, ours, &mut loaded).await?;
+    let (items, unreadable) = parse_items(&loaded.messages);
+    let Some((name, version)) = identity(&ours.document, &loaded, &items, unreadable.is_some()) else {
+        return decline(engine, ours, &loaded.messages, &items).await.map(Prepared::Declined);
+    };
+    let lock_left = ours.document.lock.as_ref().map_or(0, |lock| lock.until.saturating_sub(engine.now()));
+    if lock_left < millis(ours.lock_timeout) / 2 {
+        keep_lock(engine, ours, engine.deadline()).await?;
+    }
+    let (contents, broken) = match loaded.contents {
+        Ok(contents) => (Some(contents), None),
+        Err(error) => (None, Some(error)),
+    };
+    let unreadable = broken.or(unreadable);
+    let (taken, more) = (loaded.messages, loaded.more);
+    Ok(Prepared::Turn(Box::new(Ready { taken, items, unreadable, contents, name, version, more })))
+}
+
+/// Messages, history and values: from memory where the claim has proved it, or else from the service.
+async fn contents_of(engine: &Arc<Engine>, hint: &OrchestrationHint, ours: &mut Ours) -> Result<Loaded, StoreError> {
+    let warm = ours.contents.take().filter(|contents| contents.kv.is_some());
+    if let (Some(messages), Some(contents)) = (known_messages(engine, hint, ours), &warm) {
+        return Ok(Loaded { messages, more: false, contents: Ok(contents.clone()) });
+    }
+    let (partition, execution) = (hint.partition.clone(), ours.document.execution);
+    let loading = load::load(engine, &partition, execution, warm, ours.claimed_at, engine.deadline());
+    tokio::pin!(loading);
+    loop {
+        // A long history may take longer than the lock lives.
+        tokio::select! {
+            loaded = &mut loading => return loaded,
+            () = tokio::time::sleep(ours.lock_timeout / 2) => keep_lock(engine, ours, engine.deadline()).await?,
+        }
+    }
+}
+
+/// Extends the lock of a claim that is not handed out yet. An error where it was taken over meanwhile.
+async fn keep_lock(engine: &Engine, ours: &mut Ours, deadline: Deadline) -> Result<(), StoreError> {
+    let partition = ours.document.instance_id.clone();
+    loop {
+        let mut next = ours.document.clone();
+        let until = engine.clock.after(ours.lock_timeout);
+        next.lock = Some(Lock { token: ours.token.clone(), until });
+        let written = engine.store.replace(&partition, &instance_id(), &next, Some(&ours.etag), deadline).await?;
+        if let WriteOutcome::Done(etag) = written {
+            (ours.document, ours.etag) = (next, etag);
+            return Ok(());
+        }
+        ours.look_again(engine, deadline).await?;
+    }
+}
+
+/// The visible messages, where this process has put them all into the queue itself. Others may have come from elsewhere in
+/// the meantime: they stay in the queue for the next turn. Some may have been consumed: the commit finds out.
+fn known_messages(engine: &Engine, hint: &OrchestrationHint, ours: &Ours) -> Option<Vec<Versioned<MessageDocument>>> {
+    let document = &ours.document;
+    // After a claim that was not committed, its messages are in the queue too.
+    if hint.ask || document.claims.len() > 1 {
+        return None;
+    }
+    // A turn of this process may have taken one from the queue while its hint was waiting.
+    let waits = |m: &&Versioned<MessageDocument>| {
+        m.document.due <= ours.claimed_at && !engine.dispatch.was_consumed(&hint.partition, &m.document.id)
+    };
+    let mut visible: Vec<Versioned<MessageDocument>> = hint.messages.iter().filter(waits).cloned().collect();
+    visible.sort_by(|a, b| a.document.seq.cmp(&b.document.seq));
+    visible.dedup_by(|a, b| a.document.id == b.document.id);
+    // An execution that has ended, or has not begun, runs on nothing but a start.
+    let can_run = document.exists() && !document.is_terminal() || visible.iter().any(|m| m.document.starts);
+    (can_run && !visible.is_empty()).then_some(visible)
+}
+
+/// Removes messages that are not for this turn or any other: copies of what was consumed before, which a repeated request
+/// has written again, and what was meant for another instance of this name, which was deleted.
+async fn discard(engine: &Engine, ours: &Ours, loaded: &mut Loaded) -> Result<(), StoreError> {
+    let ids = loaded.messages.iter().map(|m| &m.document.id);
+    let again: HashSet<_> =
+        loaded.contents.as_ref().map(|c| c.consumed.consumed(ids)).unwrap_or_default().into_iter().collect();
+    let stranger = |m: &MessageDocument| !m.starts && m.born.as_ref().is_some_and(|born| *born != ours.document.born);
+    let (ghosts, messages): (Vec<_>, Vec<_>) = std::mem::take(&mut loaded.messages)
+        .into_iter()
+        .partition(|m| again.contains(&m.document.id) || stranger(&m.document));
+    loaded.messages = messages;
+    if ghosts.is_empty() {
+        return Ok(());
+    }
+    let partition = &ours.document.instance_id;
+    info!(
+        instance_id = partition.instance_id(),
+        messages = ghosts.len(),
+        "dropping messages that were consumed before"
+    );
+    release::drop_messages(engine, partition, &ghosts, engine.deadline()).await
+}
+
+/// The messages that can be read, and why one can't.
+fn parse_items(messages: &[Versioned<MessageDocument>]) -> (Vec<WorkItem>, Option<String>) {
+    let mut unreadable = None;
+    let mut items = Vec::with_capacity(messages.len());
+    for Versioned { document, .. } in messages {
+        match serde_json::from_str(&document.item) {
+            Ok(item) => items.push(item),
+            Err(error) => unreadable = Some(format!("message {} can't be read: {error}", document.id)),
+        }
+    }
+    (items, unreadable)
+}
+
+/// The orchestration's name and version: what is stored, or what the first start says. None where there is no turn. What can't
+/// be read has a turn all the same, so that the runtime counts its attempts and ends it.
+fn identity(
+    document: &InstanceDocument,
+    loaded: &Loaded,
+    items: &[WorkItem],
+    unreadable: bool,
+) -> Option<(String, String)> {
+    if items.is_empty() && !unreadable {
+        return None;
+    }
+    let unknown = || "unknown".to_owned();
+    if document.exists() {
+        let version = if document.version.is_empty() { unknown() } else { document.version.clone() };
+        return Some((document.name.clone(), version));
+    }
+    let appended = loaded.contents.as_ref().ok().and_then(|contents| {
+        contents.history.iter().find_map(|event| match &event.kind {
+            EventKind::OrchestrationStarted { name, version, .. } => Some((name.clone(), version.clone())),
+            _ => None,
+        })
+    });
+    let started = || {
+        let (name, version) = items.iter().find_map(item::started)?;
+        Some((name.to_owned(), version.map_or_else(unknown, ToOwned::to_owned)))
+    };
+    appended.or_else(started).or_else(|| unreadable.then(|| (unknown(), unknown())))
+}
+
+/// Why there is no turn. Queue messages for an instance that does not exist, and that no start waits for, are dropped.
+async fn decline(
+    engine: &Engine,
+    ours: &Ours,
+    messages: &[Versioned<MessageDocument>],
+    items: &[WorkItem],
+) -> Result<Claimed, StoreError> {
+    let (partition, deadline) = (&ours.document.instance_id, engine.deadline());
+    debug!(instance_id = partition.instance_id(), messages = items.len(), "nothing to run: giving the claim back");
+    if items.is_empty() {
+        return Ok(Claimed::Nothing);
+    }
+    let orphans = items.iter().all(|i| matches!(i, WorkItem::QueueMessage { .. }));
+    if !orphans || load::has_start(engine, partition, deadline).await? {
+        return Ok(Claimed::Waiting);
+    }
+    warn!(
+        instance_id = partition.instance_id(),
+        messages = items.len(),
+        "dropping queue messages for an instance that does not exist"
+    );
+    release::drop_messages(engine, partition, messages, deadline).await?;
+    Ok(Claimed::Nothing)
+}
+
+fn hand_out(engine: &Arc<Engine>, hint: &OrchestrationHint, ours: Ours, ready: Ready) -> Claimed {
+    let partition = &hint.partition;
+    let Ours { token, document, etag, claimed_at, lock_timeout, .. } = ours;
+    let Ready { mut taken, items, unreadable, contents, name, version, more } = ready;
+    count_attempts(&document, &mut taken);
+    let attempts = taken.iter().map(|m| m.document.attempts).max().unwrap_or(1);
+    let kv = contents.as_ref().and_then(|c| c.kv.as_deref().cloned()).unwrap_or_default();
+    if let Some(error) = &unreadable {
+        warn!(instance_id = partition.instance_id(), error, "the history or a message can't be read");
+    }
+    let item = OrchestrationItem {
+        instance: partition.instance_id().unwrap_or_default().to_owned(),
+        orchestration_name: name.clone(),
+        execution_id: document.execution,
+        version: version.clone(),
+        history: contents.as_ref().map(|c| c.history.as_ref().clone()).unwrap_or_default(),
+        messages: items,
+        history_error: unreadable.map(|error| format!("Failed to deserialize history: {error}")),
+        kv_snapshot: snapshot(&document, &kv),
+    };
+    if let Some(contents) = &contents {
+        // While the lock is held, this is what there is: reads of it cost nothing.
+        let known = Known { document: document.clone(), etag: etag.clone(), contents: Some(contents.clone()) };
+        engine.cache.put(partition, known);
+    }
+    let until = document.lock.as_ref().map_or(0, |lock| lock.until);
+    let state =
+        TurnState { document, etag, until, lock_timeout, taken, kv, contents, name, version, phase: Phase::Open };
+    engine.dispatch.taken(partition, state.taken.iter().map(|taken| &taken.document.id), until);
+    let handle = TurnHandle { token: token.clone(), partition: partition.clone(), state: state.into() };
+    engine.turns.insert(token.clone(), Arc::new(handle));
+    keep_hints(engine, hint, claimed_at, more);
+    Claimed::Turn(Box::new((item, token, attempts)))
+}
+
+/// Timers that are not due yet keep their place in the ready queue, and what did not fit this turn is asked for by the next.
+/// What was due and is not in the turn was consumed by others.
+fn keep_hints(engine: &Engine, hint: &OrchestrationHint, claimed_at: Millis, more: bool) {
+    for message in hint.messages.iter().filter(|m| m.document.due > claimed_at) {
+        engine.dispatch.offer_message(message.document.clone(), Some(message.etag.clone()));
+    }
+    if more {
+        engine.dispatch.offer_rest(&hint.partition);
+    }
+}
+
+/// Counts this attempt: the claims that each message has seen since it became visible.
+fn count_attempts(document: &InstanceDocument, messages: &mut [Versioned<MessageDocument>]) {
+    for Versioned { document: message, .. } in messages {
+        let visible = message.created_at.max(message.due);
+        let seen = document.claims.iter().filter(|claim| **claim >= visible).count();
+        message.attempts += u32::try_from(seen).unwrap_or(u32::MAX).max(1);
+    }
+}
+
+/// The values as the execution found them: what it wrote itself comes from its own history.
+fn snapshot(document: &InstanceDocument, kv: &HashMap<String, KvDocument>) -> HashMap<String, KvEntry> {
+    kv.values()
+        .filter_map(|value| {
+            let base = value.snapshot(document.epoch)?;
+            Some((value.key.clone(), KvEntry { value: base.value, last_updated_at_ms: base.at }))
+        })
+        .collect()
+}
+
+/// How long a claim with such a lock may take before it is worth nothing to its caller.
+pub(crate) fn claim_time(engine: &Engine, lock_timeout: Duration) -> Duration {
+    /// Locks of tests are shorter than a request may take.
+    const SHORTEST: Duration = Duration::from_secs(1);
+    lock_timeout.max(SHORTEST).min(engine.config.operation_timeout())
+}
