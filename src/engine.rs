@@ -8,7 +8,7 @@ use crate::{
     turn::{cache::InstanceCache, TurnHandle},
     work::WorkHandle,
 };
-use dashmap::DashMap;
+use dashmap::{DashMap, DashSet};
 use std::{sync::Arc, time::Duration};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -22,6 +22,8 @@ pub(crate) struct Engine {
     pub(crate) turns: DashMap<String, Arc<TurnHandle>>,
     /// Activities that this process holds, by token.
     pub(crate) works: DashMap<String, Arc<WorkHandle>>,
+    /// Under which names workers of this process have taken sessions.
+    pub(crate) session_owners: DashSet<String>,
     pub(crate) cache: InstanceCache,
     pub(crate) dispatch: Dispatch,
     /// Held while what a poll has seen of others' messages is delivered.
@@ -40,6 +42,7 @@ impl Engine {
             dispatch: Dispatch::new(&config),
             turns: DashMap::new(),
             works: DashMap::new(),
+            session_owners: DashSet::new(),
             reconciling: tokio::sync::Mutex::default(),
             stopping: CancellationToken::new(),
             tasks: TaskTracker::new(),

@@ -109,6 +109,7 @@ mod model;
 mod observe;
 mod outbox;
 mod provider;
+mod shutdown;
 mod store;
 mod turn;
 mod work;

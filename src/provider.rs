@@ -5,7 +5,7 @@ use crate::{
     config::CosmosDBProviderConfig,
     dispatch,
     engine::Engine,
-    enqueue, outbox,
+    enqueue, outbox, shutdown,
     store::{bootstrap, connect, connect::ConnectError, queries, RequestStatistics, StoreError},
     turn::{commit, plan::Ack, release},
     work::{complete, session},
@@ -80,11 +80,19 @@ impl CosmosDBProvider {
         outbox::reconcile(&self.engine).await
     }
 
-    /// Stops background work and waits for what is under way: claims that are given back, messages that are delivered.
+    /// Like [`shutdown_within`](Self::shutdown_within) ten seconds.
     pub async fn shutdown(&self) {
-        self.engine.stopping.cancel();
-        self.engine.tasks.close();
-        self.engine.tasks.wait().await;
+        const LIMIT: Duration = Duration::from_secs(10);
+        self.shutdown_within(LIMIT).await;
+    }
+
+    /// Stops background work, gives back the turns, activities and sessions that this process holds, and waits for what is
+    /// under way, messages that are being delivered among it: for `limit` at most, also in an outage. `false` where the time was
+    /// up first: what is held then is released when its locks expire.
+    ///
+    /// Call it when the runtime has stopped. What is given back counts no attempt.
+    pub async fn shutdown_within(&self, limit: Duration) -> bool {
+        shutdown::shut_down(&self.engine, limit).await
     }
 }
 

@@ -5,7 +5,7 @@ use super::{
     poll::{self, Pace},
     queue::Queue,
     slots::LeaseProvider,
-    Dispatch, OrchestrationHint, WorkHint,
+    Dispatch, OrchestrationHint, SessionHeld, WorkHint,
 };
 use crate::{
     engine::Engine,
@@ -51,7 +51,7 @@ pub(crate) async fn next_turn(
         _ => true,
     };
     let mut wait = Wait::new(poll_timeout);
-    loop {
+    while !engine.stopping.is_cancelled() {
         let notified = dispatch.turns.changed.notified();
         tokio::pin!(notified);
         notified.as_mut().enable();
@@ -88,11 +88,12 @@ pub(crate) async fn next_turn(
                 tokio::select! {
                     () = notified => {}
                     () = tokio::time::sleep_until(until) => {}
-                    () = engine.stopping.cancelled() => return Ok(None),
+                    () = engine.stopping.cancelled() => {}
                 }
             }
         }
     }
+    Ok(None)
 }
 
 /// Under load nobody waits, and so nobody would poll: what others enqueue is asked for all the same, now and then.
@@ -193,7 +194,7 @@ pub(crate) async fn next_work(
     let owner = session.map(|session| session.owner_id.as_str());
     let fits = |hint: &WorkHint| tags.matches(hint.document.tag.as_deref()) && hint.session_fits(owner, engine.now());
     let mut wait = Wait::new(poll_timeout);
-    loop {
+    while !engine.stopping.is_cancelled() {
         let notified = dispatch.work.changed.notified();
         tokio::pin!(notified);
         notified.as_mut().enable();
@@ -209,7 +210,8 @@ pub(crate) async fn next_work(
                 Ok(work_claim::Claimed::Gone) => dispatch.work.set_free(&key, engine.now()),
                 Ok(work_claim::Claimed::Held(until)) => put_work_back(engine, key, hint, seq, until),
                 Ok(work_claim::Claimed::SessionHeld(owner, until)) => {
-                    let hint = WorkHint { session_owner: Some((owner, until)), ..hint };
+                    let held = SessionHeld { owner, until, seen: engine.now() };
+                    let hint = WorkHint { session_held: Some(held), ..hint };
                     dispatch.work.wake_at(until);
                     put_work_back(engine, key, hint, seq, engine.now());
                 }
@@ -219,6 +221,11 @@ pub(crate) async fn next_work(
                 }
             }
             continue;
+        }
+        let bound = |hint: &WorkHint| hint.document.session_id.is_some() && tags.matches(hint.document.tag.as_deref());
+        if owner.is_none() && dispatch.work.has_ready(engine.now(), bound) {
+            // Its runtime has as many sessions as it may, and asks with a session as soon as it has fewer: if it is told soon.
+            wait.hurry();
         }
         match wait.next(dispatch, dispatch.work.next_due(), engine.now()) {
             Next::GiveUp => return Ok(None),
@@ -231,11 +238,12 @@ pub(crate) async fn next_work(
                 tokio::select! {
                     () = notified => {}
                     () = tokio::time::sleep_until(until) => {}
-                    () = engine.stopping.cancelled() => return Ok(None),
+                    () = engine.stopping.cancelled() => {}
                 }
             }
         }
     }
+    Ok(None)
 }
 
 fn put_work_back(engine: &Engine, key: String, mut hint: WorkHint, seq: String, due: Millis) {
@@ -290,6 +298,12 @@ impl Wait {
     fn new(poll_timeout: Duration) -> Self {
         let patient = !poll_timeout.is_zero();
         Self { until: Instant::now() + poll_timeout, must_ask: !patient, patient }
+    }
+
+    /// The caller can't take what is there and may be able to when it asks again.
+    fn hurry(&mut self) {
+        const SOON: Duration = Duration::from_millis(100);
+        self.until = self.until.min(Instant::now() + SOON);
     }
 
     /// What to do when nothing is ready.

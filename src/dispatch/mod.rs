@@ -101,24 +101,40 @@ impl OrchestrationHint {
 pub(crate) struct WorkHint {
     pub(crate) document: WorkDocument,
     pub(crate) slot: Slot,
-    /// Who owns its session and until when, once an attempt has seen it.
-    pub(crate) session_owner: Option<(String, Millis)>,
+    /// Who owns its session, once an attempt has seen it.
+    pub(crate) session_held: Option<SessionHeld>,
+}
+
+/// Why an activity of a session could not be taken.
+#[derive(Clone, Debug)]
+pub(crate) struct SessionHeld {
+    pub(crate) owner: String,
+    pub(crate) until: Millis,
+    /// When that was seen.
+    pub(crate) seen: Millis,
 }
 
 impl WorkHint {
     fn new(document: WorkDocument) -> Self {
         let slot = Slot::of(&document.instance_id);
-        Self { document, slot, session_owner: None }
+        Self { document, slot, session_held: None }
     }
 
     /// Whether a worker that owns sessions as `owner` may take it now.
     fn session_fits(&self, owner: Option<&str>, now: Millis) -> bool {
-        match (&self.document.session_id, owner, &self.session_owner) {
+        match (&self.document.session_id, owner, &self.session_held) {
             (None, _, _) => true,
             (Some(_), None, _) => false,
             (Some(_), Some(_), None) => true,
-            (Some(_), Some(owner), Some((theirs, until))) => theirs == owner || *until <= now,
+            (Some(_), Some(owner), Some(held)) => held.owner == owner || held.until <= now,
         }
+    }
+
+    /// A poll shows it free. Its session may have been given back long before its lock expires: what an attempt has seen is
+    /// forgotten after a moment, so that there is one look a second at most.
+    fn seen_free(&mut self, now: Millis) {
+        const MOMENT: Millis = 1_000;
+        self.session_held.take_if(|held| held.seen + MOMENT <= now);
     }
 }
 

@@ -201,7 +201,7 @@ fn offer_work(engine: &Engine, row: Row, young: bool) -> Standing {
     };
     // The row says that nobody holds it now, whatever an attempt before has met.
     let offer = Offer { key, hint: WorkHint::new(document), seq, due, urgent: true };
-    dispatch.work.offer(offer, now, |_, _| {});
+    dispatch.work.offer(offer, now, |known, _| known.seen_free(now));
     if known {
         return Standing::Known;
     }

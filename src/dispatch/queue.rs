@@ -82,6 +82,14 @@ impl<K: Clone + Eq + Hash + Ord, H> Queue<K, H> {
         self.lock().take(now, busy_until, fits)
     }
 
+    /// Whether a hint that can be tried now is such a one.
+    pub(super) fn has_ready(&self, now: Millis, such: impl Fn(&H) -> bool) -> bool {
+        let mut inner = self.lock();
+        inner.promote(now);
+        let inner = &*inner;
+        inner.ready.iter().any(|(_, key)| inner.entries.get(key).is_some_and(|entry| such(&entry.hint)))
+    }
+
     /// Puts a hint back after an attempt that did not succeed, to be tried again at `not_before`, or earlier when the key
     /// becomes free.
     pub(super) fn put_back(

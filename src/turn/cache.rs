@@ -7,7 +7,7 @@ use crate::model::{InstanceDocument, KvDocument, Marks, Partition};
 use azure_core::http::Etag;
 use duroxide::Event;
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -35,6 +35,7 @@ pub(crate) struct Contents {
 }
 
 impl Contents {
+    /// Contents with their size in memory.
     pub(crate) fn new(
         history: Vec<Event>,
         text: usize,
@@ -45,6 +46,25 @@ impl Contents {
         let values: usize = kv.iter().flat_map(HashMap::values).map(value_bytes).sum();
         let bytes = 2 * text + history.len() * std::mem::size_of::<Event>() + values + consumed.bytes();
         Self { history: Arc::new(history), kv: kv.map(Arc::new), consumed: Arc::new(consumed), text, bytes }
+    }
+}
+
+impl Contents {
+    /// What they are after a turn of the same execution that appended `events`, whose text has so many bytes.
+    pub(crate) fn after_turn(
+        &self,
+        events: &[Event],
+        text: usize,
+        kv: HashMap<String, KvDocument>,
+        consumed: &Marks,
+    ) -> Self {
+        let mut history = self.history.as_ref().clone();
+        let known: HashSet<u64> = history.iter().map(|event| event.event_id).collect();
+        history.extend(events.iter().filter(|event| !known.contains(&event.event_id)).cloned());
+        history.sort_by_key(|event| event.event_id);
+        let mut marks = self.consumed.as_ref().clone();
+        marks.extend(consumed);
+        Self::new(history, self.text + text, Some(kv), marks)
     }
 }
 
@@ -221,6 +241,20 @@ mod tests {
         assert!(cache.get(&partition("b")).is_none());
         assert!(cache.get(&partition("a")).is_some() && cache.get(&partition("d")).is_some());
         assert!(cache.lock().bytes <= cache.limit);
+    }
+
+    #[test]
+    fn what_contents_take_grows_with_what_is_in_them_and_not_with_the_number_of_turns() {
+        let kind = duroxide::EventKind::ExternalSubscribed { name: "x".repeat(500) };
+        let event = |id| Event::with_event_id(id, "a", 1, None, kind.clone());
+        let value = KvDocument::written(&partition("a"), "key", None, Some("v".repeat(10_000)), 0, 0);
+        let kv = HashMap::from([("key".to_owned(), value)]);
+        let mut grown = Contents::new(Vec::new(), 0, Some(kv.clone()), Marks::default());
+        for id in 1..=200 {
+            grown = grown.after_turn(&[event(id)], 600, kv.clone(), &Marks::default());
+        }
+        let whole = Contents::new((1..=200).map(event).collect(), 200 * 600, Some(kv), Marks::default());
+        assert_eq!((grown.bytes, grown.history.len()), (whole.bytes, 200));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! document remembers the last token that it committed.
 
 use super::{
-    cache::{Contents, Known},
+    cache::Known,
     failure, instance_id, load, lock_lost,
     plan::{self, Ack, Plan, Unplannable},
     release, staging, Phase, TurnHandle, TurnState,
@@ -369,13 +369,7 @@ fn remember(
     let same_execution = plan.document.execution == state.document.execution || !state.document.exists();
     let contents = state.contents.as_ref().map(|before| {
         let before = if same_execution { before.clone() } else { load::nothing() };
-        let mut history = before.history.as_ref().clone();
-        let known: std::collections::HashSet<u64> = history.iter().map(|event| event.event_id).collect();
-        history.extend(events.iter().filter(|event| !known.contains(&event.event_id)).cloned());
-        history.sort_by_key(|event| event.event_id);
-        let mut consumed = before.consumed.as_ref().clone();
-        consumed.extend(&plan.consumed);
-        Contents::new(history, before.text + plan.history_bytes, Some(plan.kv.clone()), consumed)
+        before.after_turn(events, plan.history_bytes, plan.kv.clone(), &plan.consumed)
     });
     let known = Known { document: plan.document.clone(), etag, contents };
     engine.cache.put(&handle.partition, known);

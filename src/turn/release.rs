@@ -282,7 +282,13 @@ pub(crate) fn give_back_later(engine: &Arc<Engine>, partition: &Partition, token
     });
 }
 
-async fn give_back(engine: &Engine, partition: &Partition, token: &str, deadline: Deadline) -> Result<(), StoreError> {
+/// Gives a claim back, uncounted, if its token is still the lock's.
+pub(crate) async fn give_back(
+    engine: &Engine,
+    partition: &Partition,
+    token: &str,
+    deadline: Deadline,
+) -> Result<(), StoreError> {
     engine.turns.remove(token);
     if let Some(Versioned { document, etag }) = read_latest(engine, partition, deadline).await? {
         undo_claim(engine, partition, token, document, etag, deadline).await?;

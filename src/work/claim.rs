@@ -203,7 +203,8 @@ pub(crate) fn give_back_later(engine: &Arc<Engine>, document: WorkDocument, toke
     });
 }
 
-async fn give_back(
+/// Gives a claim back, uncounted, if its token is still the lock's.
+pub(crate) async fn give_back(
     engine: &Engine,
     document: &WorkDocument,
     token: &str,

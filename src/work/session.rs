@@ -51,6 +51,7 @@ pub(crate) async fn take(
             }
         };
         if let WriteOutcome::Done(etag) = written {
+            engine.session_owners.insert(owner.owner_id.clone());
             return Ok(Taken::Ours(Hold { document: next, etag, fresh }));
         }
         // Refused: another owner was faster, or the answer to our own write was lost. The next look tells, since it
@@ -84,6 +85,21 @@ pub(crate) fn give_back_later(engine: &Arc<Engine>, hold: Hold) {
             }
         }
     });
+}
+
+/// Gives back every session that a worker of this process owns.
+pub(crate) async fn give_all_back(engine: &Engine, deadline: Deadline) -> Result<(), StoreError> {
+    let owners: Vec<String> = engine.session_owners.iter().map(|owner| owner.clone()).collect();
+    if owners.is_empty() {
+        return Ok(());
+    }
+    let statement = queries::SESSIONS_OF.statement().bind("@owners", owners).bind("@now", engine.now());
+    let sessions: Vec<SessionDocument> = engine.store.query_container(statement, deadline).await?;
+    debug!(sessions = sessions.len(), "giving sessions back");
+    for session in sessions {
+        engine.store.delete(&session.instance_id, &session.id, session.etag.as_ref(), deadline).await?;
+    }
+    Ok(())
 }
 
 /// Notes that a session is in use.

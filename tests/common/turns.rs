@@ -7,7 +7,7 @@ use duroxide::{
     Event, EventKind,
 };
 use duroxide_cosmos::{CosmosDBProvider, CosmosDBProviderConfig};
-use duroxide_cosmos_emulator::{LocalAccount, WireAction, WireRule};
+use duroxide_cosmos_emulator::{LocalAccount, WireAction, WireRequest, WireRule};
 use futures::TryStreamExt;
 use serde_json::Value;
 use std::{future::Future, time::Duration};
@@ -72,6 +72,11 @@ impl Site {
         self.hook.replace_item(instance.to_owned(), &id, &document, None).await.expect("the lock is changed");
     }
 
+    /// Deletes a document behind every provider's back.
+    pub async fn delete(&self, instance: &str, id: &str) {
+        self.hook.delete_item(instance.to_owned(), id, None).await.expect("the document is deleted");
+    }
+
     /// A rule for what this client asks of items, not of the account.
     pub fn rule(&self, client: &str, action: WireAction) -> WireRule {
         WireRule::new(action).client(client).matching(|request| !request.kind.is_metadata())
@@ -94,6 +99,12 @@ async fn provider(account: &LocalAccount, name: &str) -> CosmosDBProvider {
         .with_read_staleness(Duration::ZERO);
     let client = account.client_named(name).await;
     CosmosDBProvider::new_with_client(&client, config).await.expect("a provider")
+}
+
+/// Whether a request is about the partition of an instance.
+pub fn concerns(request: &WireRequest<'_>, instance: &str) -> bool {
+    let header = request.partition_key.and_then(|header| serde_json::from_str::<Vec<String>>(header).ok());
+    header.is_some_and(|header| header == [instance])
 }
 
 /// Waits for what must come.

@@ -1,0 +1,74 @@
+//! Leaving: what this process holds is given back, so that others need not wait for its locks to expire.
+//!
+//! Everything is bounded by the caller's time, also in an outage: what could not be given back by then expires.
+
+use crate::{
+    engine::Engine,
+    store::{Deadline, StoreError},
+    turn::{release, Phase},
+    work::{claim, session},
+};
+use futures::{stream, StreamExt};
+use std::{sync::Arc, time::Duration};
+use tracing::{debug, warn};
+
+/// Requests that are under way at once.
+const CONCURRENCY: usize = 16;
+
+/// Stops background work, gives turns, activities and sessions back, and waits for what is under way; `false` where the time
+/// was up before that.
+pub(crate) async fn shut_down(engine: &Arc<Engine>, limit: Duration) -> bool {
+    engine.stopping.cancel();
+    let deadline = Deadline::after(limit);
+    let leaving = async {
+        give_turns_back(engine, deadline).await;
+        give_work_back(engine, deadline).await;
+        if let Err(error) = session::give_all_back(engine, deadline).await {
+            warn!(%error, "sessions are given back when their locks expire");
+        }
+        engine.tasks.close();
+        engine.tasks.wait().await;
+    };
+    let done = tokio::time::timeout_at(deadline.instant(), leaving).await.is_ok();
+    if !done {
+        warn!(?limit, "the time was up before everything was given back: the rest expires");
+    }
+    done
+}
+
+/// Turns are given back uncounted. One that is being committed is left to that.
+async fn give_turns_back(engine: &Arc<Engine>, deadline: Deadline) {
+    let held: Vec<_> = engine.turns.iter().map(|entry| entry.value().clone()).collect();
+    debug!(turns = held.len(), "giving turns back");
+    let giving = stream::iter(held).for_each_concurrent(CONCURRENCY, |handle| async move {
+        let mut state = handle.state.lock().await;
+        if state.phase != Phase::Open {
+            return;
+        }
+        state.phase = Phase::Closed;
+        note(release::give_back(engine, &handle.partition, &handle.token, deadline).await);
+    });
+    giving.await;
+}
+
+/// Activities are given back uncounted. One that is being completed is left to that.
+async fn give_work_back(engine: &Arc<Engine>, deadline: Deadline) {
+    let held: Vec<_> = engine.works.iter().map(|entry| entry.value().clone()).collect();
+    debug!(activities = held.len(), "giving activities back");
+    let giving = stream::iter(held).for_each_concurrent(CONCURRENCY, |handle| async move {
+        let mut state = handle.state.lock().await;
+        if state.closed {
+            return;
+        }
+        state.closed = true;
+        engine.works.remove(&handle.token);
+        note(claim::give_back(engine, &state.document, &handle.token, deadline).await);
+    });
+    giving.await;
+}
+
+fn note(outcome: Result<(), StoreError>) {
+    if let Err(error) = outcome {
+        warn!(%error, "what was held here could not be given back: its lock expires");
+    }
+}
