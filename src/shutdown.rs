@@ -21,54 +21,53 @@ pub(crate) async fn shut_down(engine: &Arc<Engine>, limit: Duration) -> bool {
     engine.stopping.cancel();
     let deadline = Deadline::after(limit);
     let leaving = async {
-        give_turns_back(engine, deadline).await;
-        give_work_back(engine, deadline).await;
-        if let Err(error) = session::give_all_back(engine, deadline).await {
-            warn!(%error, "sessions are given back when their locks expire");
-        }
+        let turns = give_turns_back(engine, deadline).await;
+        let work = give_work_back(engine, deadline).await;
+        let sessions = is_given_back(session::give_all_back(engine, deadline).await);
         engine.tasks.close();
         engine.tasks.wait().await;
+        turns && work && sessions
     };
-    let done = tokio::time::timeout_at(deadline.instant(), leaving).await.is_ok();
-    if !done {
+    tokio::time::timeout_at(deadline.instant(), leaving).await.unwrap_or_else(|_| {
         warn!(?limit, "the time was up before everything was given back: the rest expires");
-    }
-    done
+        false
+    })
 }
 
 /// Turns are given back uncounted. One that is being committed is left to that.
-async fn give_turns_back(engine: &Arc<Engine>, deadline: Deadline) {
+async fn give_turns_back(engine: &Arc<Engine>, deadline: Deadline) -> bool {
     let held: Vec<_> = engine.turns.iter().map(|entry| entry.value().clone()).collect();
     debug!(turns = held.len(), "giving turns back");
-    let giving = stream::iter(held).for_each_concurrent(CONCURRENCY, |handle| async move {
+    let giving = stream::iter(held).map(|handle| async move {
         let mut state = handle.state.lock().await;
         if state.phase != Phase::Open {
-            return;
+            return true;
         }
         state.phase = Phase::Closed;
-        note(release::give_back(engine, &handle.partition, &handle.token, deadline).await);
+        is_given_back(release::give_back(engine, &handle.partition, &handle.token, deadline).await)
     });
-    giving.await;
+    giving.buffer_unordered(CONCURRENCY).fold(true, |all, given| async move { all && given }).await
 }
 
 /// Activities are given back uncounted. One that is being completed is left to that.
-async fn give_work_back(engine: &Arc<Engine>, deadline: Deadline) {
+async fn give_work_back(engine: &Arc<Engine>, deadline: Deadline) -> bool {
     let held: Vec<_> = engine.works.iter().map(|entry| entry.value().clone()).collect();
     debug!(activities = held.len(), "giving activities back");
-    let giving = stream::iter(held).for_each_concurrent(CONCURRENCY, |handle| async move {
+    let giving = stream::iter(held).map(|handle| async move {
         let mut state = handle.state.lock().await;
         if state.closed {
-            return;
+            return true;
         }
         state.closed = true;
         engine.works.remove(&handle.token);
-        note(claim::give_back(engine, &state.document, &handle.token, deadline).await);
+        is_given_back(claim::give_back(engine, &state.document, &handle.token, deadline).await)
     });
-    giving.await;
+    giving.buffer_unordered(CONCURRENCY).fold(true, |all, given| async move { all && given }).await
 }
 
-fn note(outcome: Result<(), StoreError>) {
-    if let Err(error) = outcome {
+fn is_given_back(outcome: Result<(), StoreError>) -> bool {
+    if let Err(error) = &outcome {
         warn!(%error, "what was held here could not be given back: its lock expires");
     }
+    outcome.is_ok()
 }
