@@ -33,14 +33,12 @@ pub(crate) async fn message(
     let key = MessageDocument::outside_key(&Engine::new_token());
     let document = MessageDocument::new(partition.clone(), &key, work_item, engine.sequencer.next(), now, due)
         .map_err(|e| refuse(format!("the message can't be written as JSON: {e}")))?;
-    let failed = |e: StoreError| e.into_provider_error(OPERATION);
-    let bytes = Operation::create(&document).map_err(failed)?.size();
-    if bytes > MessageDocument::MAX_BYTES {
+    if let Some(bytes) = document.oversize() {
         let (kind, limit) = (item::kind(work_item), MessageDocument::MAX_BYTES);
         return Err(refuse(format!("the message {kind} for {instance:?} has {bytes} bytes, but the limit is {limit}")));
     }
     let written = engine.store.create(&partition, &document.id, &document, engine.deadline()).await;
-    match written.map_err(failed)? {
+    match written.map_err(|e| e.into_provider_error(OPERATION))? {
         WriteOutcome::Done(etag) => {
             engine.dispatch.offer_message(document, Some(etag));
             Ok(())

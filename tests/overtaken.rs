@@ -77,7 +77,7 @@ async fn a_childs_start_that_another_process_has_consumed_is_not_consumed_again(
     begin(&a, PARENT, Vec::new(), vec![child.clone()]).await;
     gate.reached().await;
     let (item, token, _) = next_turn(&b, LONG).await;
-    assert_eq!(item.messages, [child.clone()]);
+    assert_eq!(item.messages, std::slice::from_ref(&child));
     commit(&b, &token, vec![started(CHILD, 1)], Vec::new(), Vec::new(), running()).await.unwrap();
     // "a" runs a later turn of the child, so that it knows its history.
     a.enqueue_for_orchestrator(external(CHILD, "news"), None).await.unwrap();

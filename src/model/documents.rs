@@ -342,6 +342,17 @@ impl MessageDocument {
         })
     }
 
+    /// Its size, where it is too large for the event that it becomes.
+    pub(crate) fn oversize(&self) -> Option<usize> {
+        // Escaping makes a character six bytes long at most: what is short can't be too large, and most are short.
+        const SHORT: usize = MessageDocument::MAX_BYTES / 8;
+        if self.item.len() <= SHORT {
+            return None;
+        }
+        let bytes = Operation::create(self).map_or(usize::MAX, |operation| operation.size());
+        (bytes > Self::MAX_BYTES).then_some(bytes)
+    }
+
     /// The token of a message from outside.
     pub(crate) fn outside_token(id: &DocumentId) -> Option<&str> {
         id.as_str().strip_prefix("m:e:")

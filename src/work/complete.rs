@@ -84,8 +84,7 @@ fn completion_message(
     let due = item::visible_at(completion, now);
     let message = MessageDocument::new(partition, &key, completion, engine.sequencer.next(), now, due)
         .map_err(|e| refuse(format!("the completion can't be written as JSON: {e}")))?;
-    let bytes = Operation::create(&message).map_err(|e| e.into_provider_error("ack_work_item"))?.size();
-    if bytes > MessageDocument::MAX_BYTES {
+    if let Some(bytes) = message.oversize() {
         let (kind, limit) = (item::kind(completion), MessageDocument::MAX_BYTES);
         return Err(refuse(format!("{kind} for {instance:?} has {bytes} bytes, but the limit is {limit}")));
     }
