@@ -26,7 +26,7 @@ pub use accounting::{OperationKind, OperationStatistics, RequestStatistics};
 pub(crate) use batch::{BatchOutcome, Committed, Operation, RolledBack};
 pub(crate) use deadline::Deadline;
 pub use error::StoreError;
-#[cfg_attr(not(test), allow(unused_imports))]
+#[allow(unused_imports, reason = "what is read page by page is read so in other rooms")]
 pub(crate) use pages::{Pages, Patience};
 pub(crate) use queries::Statement;
 pub(crate) use read::{Freshness, Versioned};
