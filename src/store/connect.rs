@@ -50,8 +50,12 @@ fn binary_encoding(endpoint: &Url, variable: Option<&str>) -> Option<BinaryEncod
     (!by_user && endpoint::is_emulator(endpoint)).then(|| BinaryEncodingOptions::new().with_enabled(false))
 }
 
-/// Makes a client with a runtime of its own: the SDK's process-wide one would take its timeouts from whoever came first.
-pub(crate) async fn client(config: &CosmosDBProviderConfig) -> Result<CosmosClient, ConnectError> {
+/// The client that a provider with this configuration makes for itself: for
+/// [`new_with_client`](crate::CosmosDBProvider::new_with_client), and for what only a client does, such as removing a
+/// container.
+///
+/// It has a runtime of its own: the SDK's process-wide one would take its timeouts from whoever came first.
+pub async fn client(config: &CosmosDBProviderConfig) -> Result<CosmosClient, ConnectError> {
     let account = config.account_reference()?;
     let endpoint = config.endpoint().unwrap_or("the account").to_owned();
     let failed =
