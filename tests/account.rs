@@ -167,7 +167,7 @@ fn say_what_it_costs(config: &CosmosDBProviderConfig, cases: usize) {
         config.container(),
         config.database()
     );
-    println!("All of them: about 12,000 requests, 100,000 RU and 15 minutes. Serverless: some 3 cents.\n");
+    println!("All of them: about 10,000 requests, 50,000 RU and 5 minutes. Serverless: a cent or two.\n");
 }
 
 async fn remove(client: &CosmosClient, config: &CosmosDBProviderConfig) -> Result<(), String> {

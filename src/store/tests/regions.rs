@@ -104,7 +104,7 @@ async fn sees_its_own_writes(consistency: ConsistencyLevel) {
     done(store.replace(&note.instance_id, &note.id, &second, Some(&etag), in_time()).await);
     assert_eq!(read().await.unwrap().expect("its own write").document, second);
     let asked: Vec<Note> = store.query_partition(&note.instance_id, NOTES.statement(), in_time()).await.unwrap();
-    assert_eq!(asked, [second.clone()]);
+    assert_eq!(asked, std::slice::from_ref(&second));
     let asked: Vec<Note> = store.query_container(NOTES.statement(), in_time()).await.unwrap();
     assert_eq!(asked, [second]);
 }
