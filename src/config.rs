@@ -474,19 +474,30 @@ impl CosmosDBProviderConfig {
     pub fn validate(&self) -> Result<(), ConfigError> {
         let mut problems = Problems::default();
         self.validate_account(&mut problems);
+        self.validate_store(&mut problems);
+        problems.into_result()
+    }
+
+    /// Checks everything but endpoint and credential, for a client that has its own.
+    pub(crate) fn validate_for_client(&self) -> Result<(), ConfigError> {
+        let mut problems = Problems::default();
+        self.validate_store(&mut problems);
+        problems.into_result()
+    }
+
+    fn validate_store(&self, problems: &mut Problems) {
         problems.keep(validate_name("the database (COSMOS_DATABASE)", &self.database));
         problems.keep(validate_name("the container (COSMOS_CONTAINER)", &self.container));
         problems.keep(self.throughput.validate());
         let no_empty_region = self.regions.iter().all(|region| !region.as_str().is_empty());
         problems.require(no_empty_region, "the regions (COSMOS_REGION)", "must not be empty");
-        self.validate_work(&mut problems);
-        self.validate_times(&mut problems);
+        self.validate_work(problems);
+        self.validate_times(problems);
         problems.require(
             UserAgentSuffix::try_new(self.user_agent_suffix.as_str()).is_some(),
             "user_agent_suffix",
             "must be at most 25 letters, digits, - _ . or ~",
         );
-        problems.into_result()
     }
 
     fn validate_account(&self, problems: &mut Problems) {

@@ -1,5 +1,6 @@
 //! How the provider signs in: account key, connection string or Entra ID, turned into the SDK's account reference.
 
+mod cached;
 mod cloud;
 #[cfg(feature = "key_auth")]
 mod connection_string;
@@ -19,6 +20,7 @@ use azure_identity::{
 
 use crate::config::{endpoint, ConfigError};
 
+use cached::Cached;
 pub use cloud::Cloud;
 #[cfg(feature = "key_auth")]
 pub use connection_string::ConnectionString;
@@ -334,7 +336,7 @@ pub(crate) fn account_reference(
     let token = built
         .map_err(|error| ConfigError::Credential { kind: credential.kind().into_owned(), reason: error.to_string() })?;
     let token = rescoped(token, &endpoint, token_scope);
-    Ok(AccountReference::with_credential(endpoint.into(), token))
+    Ok(AccountReference::with_credential(endpoint.into(), Arc::new(Cached::new(token))))
 }
 
 fn client_secret(

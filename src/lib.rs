@@ -120,7 +120,10 @@ pub use credential::ConnectionString;
 pub use credential::{Cloud, Credential, ManagedIdentity, WorkloadIdentity};
 pub use dispatch::slots::{InMemoryLeases, LeaseProvider, Slot, SlotLease, SLOTS};
 pub use provider::CosmosDBProvider;
-pub use store::{connect::ConnectError, OperationKind, OperationStatistics, RequestStatistics, StoreError};
+pub use store::{
+    connect::{client, ConnectError},
+    OperationKind, OperationStatistics, RequestStatistics, StoreError,
+};
 
 /// The properties that the provider's container must have: partition key, index and time to live.
 ///

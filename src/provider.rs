@@ -57,8 +57,10 @@ impl CosmosDBProvider {
         Self::new_with_config(CosmosDBProviderConfig::from_env()?).await
     }
 
-    /// Opens the container with a client that the caller has configured. Endpoint, credential and regions are the client's.
+    /// Opens the container with a client that the caller has configured. Endpoint, credential and regions are the client's;
+    /// everything else of `config` is checked as in [`new_with_config`](Self::new_with_config).
     pub async fn new_with_client(client: &CosmosClient, config: CosmosDBProviderConfig) -> Result<Self, ConnectError> {
+        config.validate_for_client()?;
         Self::open(client, config).await
     }
 

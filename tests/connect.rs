@@ -16,11 +16,12 @@ use azure_core::{
     time::OffsetDateTime,
 };
 use azure_data_cosmos::models::IndexingPolicy;
+use duroxide::providers::{Provider, WorkItem};
 use duroxide_cosmos::{
     container_properties, Cloud, ConfigError, ConnectError, CosmosDBProvider, CosmosDBProviderConfig, Credential,
     OperationKind, StoreError, WorkloadIdentity,
 };
-use duroxide_cosmos_emulator::{LocalAccount, Served};
+use duroxide_cosmos_emulator::{LocalAccount, RequestKind, Served};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
@@ -255,6 +256,54 @@ async fn a_client_of_the_callers_own_is_taken_as_it_is() {
 }
 
 #[tokio::test]
+async fn a_configuration_that_can_not_work_is_refused_with_a_client_too() {
+    let account = LocalAccount::new();
+    let client = account.client_named("the-callers").await;
+    let asked = account.stats().total().requests;
+    let config = CosmosDBProviderConfig::default()
+        .with_create_if_missing(true)
+        .with_database("a/b")
+        .with_orch_concurrency(0)
+        .with_poll_interval_min(Duration::ZERO)
+        .with_operation_timeout(Duration::ZERO);
+    let error = CosmosDBProvider::new_with_client(&client, config).await.unwrap_err();
+    assert!(matches!(&error, ConnectError::Config(ConfigError::Several(_))), "{error:?}");
+    assert_says(&error.to_string(), &["COSMOS_DATABASE", "orch_concurrency", "poll_interval_min", "operation_timeout"]);
+    assert_eq!(account.stats().total().requests, asked, "nothing was asked of the account");
+}
+
+#[tokio::test]
+async fn one_token_serves_all_requests_until_it_expires() {
+    let account = prepared_account().await;
+    let served = serve(&account).await;
+    account.accept_token(TOKEN);
+    let credential = Given::new(Ok(TOKEN));
+    let provider = CosmosDBProvider::new_with_config(config(&served, token(&credential))).await.unwrap();
+    for instance in ["one", "two", "three"] {
+        assert!(provider.read(instance).await.unwrap().is_empty());
+    }
+    assert!(account.stats_of("duroxide-cosmos").total().requests > 3);
+    assert_eq!(credential.scopes.lock().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn items_are_sent_to_an_emulator_as_text() {
+    let account = LocalAccount::new();
+    let text = Arc::new(Mutex::new(Vec::new()));
+    let seen = text.clone();
+    account.wire().observe(move |request, _| {
+        if request.kind == RequestKind::Create {
+            seen.lock().unwrap().push(serde_json::from_slice::<serde_json::Value>(request.body).is_ok());
+        }
+    });
+    let served = serve(&account).await;
+    let provider = CosmosDBProvider::new(served.endpoint(), account.key().to_owned(), "orders").await.unwrap();
+    let message = WorkItem::ExternalRaised { instance: "i".into(), name: "paid".into(), data: "{}".into() };
+    provider.enqueue_for_orchestrator(message, None).await.unwrap();
+    assert_eq!(*text.lock().unwrap(), [true]);
+}
+
+#[tokio::test]
 async fn a_container_of_duroxide_cdb_is_refused_rather_than_mended() {
     let account = LocalAccount::new();
     let client = account.client_named("operator").await;
@@ -484,4 +533,37 @@ async fn a_machine_without_developer_tools_is_told_to_sign_in() {
     .await;
     assert_says(&text, &["refused:", "developer tools (az or azd)", "az login"]);
     assert!(served.tokens_seen().is_empty());
+}
+
+/// The Azure CLI, as far as a program that asks it for tokens sees it: it counts how often it was started.
+#[cfg(unix)]
+fn fake_az(folder: &std::path::Path, token: &str) {
+    use std::os::unix::fs::PermissionsExt;
+    let expires = OffsetDateTime::now_utc().unix_timestamp() + 3_600;
+    let answer = format!(
+        r#"{{"accessToken":"{token}","expires_on":{expires},"expiresOn":"2030-01-01 00:00:00.000000","tokenType":"Bearer"}}"#
+    );
+    let script = format!("#!/bin/sh\necho started >> '{}/log'\ncat <<'END'\n{answer}\nEND\n", folder.display());
+    std::fs::create_dir_all(folder).unwrap();
+    std::fs::write(folder.join("az"), script).unwrap();
+    std::fs::set_permissions(folder.join("az"), std::fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn the_developer_tools_are_started_once() {
+    let account = prepared_account().await;
+    account.accept_token(TOKEN);
+    let served = serve(&account).await;
+    let endpoint = served.endpoint();
+    let folder = std::env::temp_dir().join(format!("duroxide-cosmos-az-{}", std::process::id()));
+    fake_az(&folder, TOKEN);
+    let path = format!("{}:/usr/bin:/bin", folder.display());
+    let variables = [("COSMOS_ENDPOINT", endpoint.as_str()), ("COSMOS_CREDENTIAL", "developer_tools"), ("PATH", &path)];
+    let text = child::connect(&variables).await;
+    assert_says(&text, &["connected:", "developer tools"]);
+    assert_eq!(served.tokens_seen(), [TOKEN]);
+    let log = std::fs::read_to_string(folder.join("log")).unwrap();
+    std::fs::remove_dir_all(folder).unwrap();
+    assert_eq!(log.lines().count(), 1, "az was started {} times", log.lines().count());
 }

@@ -4,13 +4,13 @@
 mod validation;
 
 mod four_partitions {
-    use crate::{validation_suite, validations};
+    use crate::{for_each_validation, validation_suite, validations};
 
     validation_suite!(Account::InProcess(4));
 }
 
 mod sixteen_partitions {
-    use crate::{validation_suite, validations};
+    use crate::{for_each_validation, validation_suite, validations};
 
     validation_suite!(Account::InProcess(16));
 }

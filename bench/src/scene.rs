@@ -18,7 +18,7 @@ use crate::orchestrations::{self, Tally};
 use crate::ru::Meter;
 
 /// Orchestration and activity dispatchers, each.
-const DISPATCHERS: usize = 4;
+pub const DISPATCHERS: usize = 4;
 
 /// Whose provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]

@@ -45,7 +45,7 @@ pub enum RequestKind {
     Replace,
     /// The deletion of an item.
     Delete,
-    /// The point read of an item.
+    /// The point read of an item, or a batch of nothing but reads: those go where writes go, and change nothing.
     Read,
     /// One page of a query, or of a plain feed of items.
     Query,
@@ -182,14 +182,20 @@ impl Facts {
     /// Reads them off `request`, which is number `sequence` on its wire.
     pub fn of(request: &Outgoing, sequence: u64) -> Self {
         let segments = request.segments();
-        let kind = classify(request.method, &segments, &request.headers);
+        let sent_as = classify(request.method, &segments, &request.headers);
         let is_write =
-            matches!(kind, RequestKind::Create | RequestKind::Upsert | RequestKind::Replace | RequestKind::Batch);
+            matches!(sent_as, RequestKind::Create | RequestKind::Upsert | RequestKind::Replace | RequestKind::Batch);
         let body = is_write.then(|| read_json(&request.body)).flatten();
+        let reads_only = sent_as == RequestKind::Batch && body.as_ref().is_some_and(has_only_reads);
         let named = segments.get(5).cloned();
-        let in_body = || body.as_ref()?.get("id")?.as_str().map(str::to_owned);
+        let in_body = || {
+            let item = body.as_ref()?;
+            // A decisive read is a batch of one.
+            let item = if reads_only { item.get(0)? } else { item };
+            item.get("id")?.as_str().map(str::to_owned)
+        };
         Self {
-            kind,
+            kind: if reads_only { RequestKind::Read } else { sent_as },
             sequence,
             partition_key: header(&request.headers, &PARTITION_KEY).map(str::to_owned),
             document_id: named.or_else(in_body),
@@ -211,6 +217,12 @@ impl Facts {
             sequence: self.sequence,
         }
     }
+}
+
+/// Whether a batch changes nothing.
+fn has_only_reads(batch: &Value) -> bool {
+    let is_read = |operation: &Value| operation.get("operationType").is_some_and(|kind| kind == "Read");
+    batch.as_array().is_some_and(|operations| !operations.is_empty() && operations.iter().all(is_read))
 }
 
 /// Splits a path and decodes its segments.

@@ -27,7 +27,7 @@ fn parse_with_emulator_host(text: &str, emulator_host: Option<&str>) -> Result<U
     };
     match url.scheme() {
         "https" => {}
-        "http" if is_emulator(host, emulator_host) => {}
+        "http" if is_emulator_host(host, emulator_host) => {}
         "http" => {
             return refuse(format!(
                 "must use https for the host {host}: plain http is for an emulator on this machine (or the host named \
@@ -50,7 +50,13 @@ fn parse_with_emulator_host(text: &str, emulator_host: Option<&str>) -> Result<U
     Ok(url)
 }
 
-fn is_emulator(host: &str, emulator_host: Option<&str>) -> bool {
+/// Whether an endpoint is that of an emulator, on this machine or the host that the environment names.
+pub(crate) fn is_emulator(endpoint: &Url) -> bool {
+    let named = std::env::var(EMULATOR_HOST_VARIABLE).ok();
+    endpoint.host_str().is_some_and(|host| is_emulator_host(host, named.as_deref()))
+}
+
+fn is_emulator_host(host: &str, emulator_host: Option<&str>) -> bool {
     const LOOPBACK: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
     LOOPBACK.into_iter().chain(emulator_host).any(|known| host.eq_ignore_ascii_case(known))
 }
@@ -86,6 +92,9 @@ mod tests {
         assert!(problem("http://acc.documents.azure.com/").contains("must use https"));
         assert!(problem("http://cosmos:8081/").contains("AZURE_COSMOS_EMULATOR_HOST"));
         assert!(parse_with_emulator_host("http://cosmos:8081/", Some("Cosmos")).is_ok());
+        assert!(is_emulator_host("cosmos", Some("Cosmos")) && !is_emulator_host("cosmos", None));
+        let local = |text: &str| is_emulator(&Url::parse(text).unwrap());
+        assert!(local("http://localhost:8081/") && !local("https://acc.documents.azure.com/"));
     }
 
     #[test]

@@ -3,10 +3,11 @@
 //! A batch in which an operation failed comes back from the SDK as `Ok` with status 207. Here it is
 //! [`BatchOutcome::RolledBack`], a different type from [`Committed`], so that the one can't be taken for the other.
 
-use super::error::StoreError;
+use super::{error::StoreError, unreadable};
 use crate::model::{DocumentId, Partition};
 use azure_core::http::Etag;
 use azure_data_cosmos::{
+    models::{BatchResponse, TransactionalBatchOperationResult},
     options::{BatchDeleteOptions, BatchReplaceOptions, BatchUpsertOptions, Precondition},
     TransactionalBatch,
 };
@@ -152,6 +153,47 @@ impl RolledBack {
     /// Whether the operation failed for a reason that passes by itself, such as throttling.
     pub(crate) fn is_passing(&self) -> bool {
         matches!(self.status, 408 | 410 | 429 | 449 | 500 | 502 | 503 | 504)
+    }
+}
+
+/// The answer to a batch: its status and what became of each operation.
+pub(super) struct Results {
+    status: u16,
+    results: Vec<TransactionalBatchOperationResult>,
+}
+
+impl Results {
+    pub(super) fn read(response: BatchResponse) -> Result<Self, StoreError> {
+        let status = u16::from(response.status().status_code());
+        let answer = response.into_model().map_err(|e| unreadable("of a batch's answer", &e))?;
+        Ok(Self { status, results: answer.results().to_vec() })
+    }
+
+    /// The operation for which the batch was rolled back: every other one says 424.
+    pub(super) fn failed(&self) -> Option<RolledBack> {
+        let index = self.results.iter().position(|r| !r.is_success() && r.status_code() != 424)?;
+        let failed = &self.results[index];
+        Some(RolledBack { index, status: failed.status_code(), retry_after: failed.retry_after() })
+    }
+
+    /// How a batch of so many operations ended.
+    pub(super) fn outcome(self, operations: usize) -> Result<BatchOutcome, StoreError> {
+        if let Some(back) = self.failed() {
+            return Ok(BatchOutcome::RolledBack(back));
+        }
+        let etags = self.done(operations)?.iter().map(|r| r.etag().map(Etag::from)).collect();
+        Ok(BatchOutcome::Committed(Committed { etags }))
+    }
+
+    /// The operations' results, all of which were done.
+    pub(super) fn done(&self, operations: usize) -> Result<&[TransactionalBatchOperationResult], StoreError> {
+        let Self { status, results } = self;
+        if *status == 207 || results.len() != operations || results.iter().any(|r| !r.is_success()) {
+            let detail =
+                format!("a batch of {operations} operations was answered {status} with {} results", results.len());
+            return Err(StoreError::Malformed { detail });
+        }
+        Ok(results)
     }
 }
 

@@ -6,7 +6,7 @@
 
 use super::{
     error::{describe, StoreError},
-    indexing, Deadline, Place, Store, MAX_PAUSE, MIN_PAUSE,
+    indexing, write_regions, Deadline, Place, Store, MAX_PAUSE, MIN_PAUSE,
 };
 use crate::config::{CosmosDBProviderConfig, Throughput};
 use azure_data_cosmos::{
@@ -109,15 +109,47 @@ impl<'a> Opening<'a> {
             .map_err(|e| StoreError::Malformed { detail: format!("the container's properties: {}", describe(&e)) })?;
         self.check_partition_key(&properties.partition_key)?;
         self.check_index(&properties)?;
-        if properties.default_ttl == TimeToLive::Forever {
-            warn!(
-                container = self.place.container,
-                "time to live is off: markers of delivered messages stay until their instance is deleted. \
-                 Turn it on with: {}",
-                update_command(&self.place, "--ttl -1")
-            );
+        self.check_time_to_live(&properties.default_ttl)?;
+        self.check_write_regions(container).await
+    }
+
+    fn check_time_to_live(&self, default: &TimeToLive) -> Result<(), StoreError> {
+        let off = update_command(&self.place, "--ttl -1");
+        match default {
+            TimeToLive::Seconds(seconds) => {
+                let problem = format!(
+                    "its default time to live is {seconds} s, after which histories and messages would be gone"
+                );
+                Err(self.unfit(problem, format!("Run `{off}`")))
+            }
+            TimeToLive::Forever => {
+                warn!(
+                    container = self.place.container,
+                    "time to live is off: markers of delivered messages stay until their instance is deleted. \
+                     Turn it on with: {off}"
+                );
+                Ok(())
+            }
+            _ => Ok(()),
         }
-        Ok(())
+    }
+
+    async fn check_write_regions(&self, container: &ContainerClient) -> Result<(), StoreError> {
+        let Some((one, other)) = write_regions::several(self, container).await? else { return Ok(()) };
+        let problem = format!(
+            "its account takes writes in several regions ({} and {}), which keeps no two workers apart",
+            one.display_name(),
+            other.display_name()
+        );
+        let remedy = format!(
+            "Run `az cosmosdb update --name {} --resource-group <group> --enable-multiple-write-locations false`",
+            account_name(&self.place)
+        );
+        Err(self.unfit(problem, remedy))
+    }
+
+    fn unfit(&self, problem: String, remedy: String) -> StoreError {
+        StoreError::Unfit { container: self.place.container.clone(), problem, remedy }
     }
 
     fn check_partition_key(&self, key: &PartitionKeyDefinition) -> Result<(), StoreError> {
@@ -133,7 +165,7 @@ impl<'a> Opening<'a> {
             "A partition key can't be changed: name another container, or delete this one and run `{}`",
             create_command(&self.place)
         );
-        Err(StoreError::Unfit { container: self.place.container.clone(), problem, remedy })
+        Err(self.unfit(problem, remedy))
     }
 
     fn check_index(&self, properties: &ContainerProperties) -> Result<(), StoreError> {
@@ -143,15 +175,12 @@ impl<'a> Opening<'a> {
         }
         if indexing::is_of_duroxide_cdb(properties.indexing_policy.as_ref()) {
             // Mending its index would mix documents that neither provider understands with the other's.
-            return Err(StoreError::Unfit {
-                container: self.place.container.clone(),
-                problem: "duroxide-cdb made it, whose documents are different".to_owned(),
-                remedy: "Name another container: COSMOS_CONTAINER, or with_container".to_owned(),
-            });
+            let problem = "duroxide-cdb made it, whose documents are different".to_owned();
+            return Err(self.unfit(problem, "Name another container: COSMOS_CONTAINER, or with_container".to_owned()));
         }
         let problem = format!("its index does not cover {}", missing.join(", "));
         let remedy = format!("Run `{}`", update_command(&self.place, &format!("--idx '{}'", policy_json())));
-        Err(StoreError::Unfit { container: self.place.container.clone(), problem, remedy })
+        Err(self.unfit(problem, remedy))
     }
 
     /// Repeats an attempt while the service is throttling or away.

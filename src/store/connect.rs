@@ -5,8 +5,9 @@ use super::{
     error::{describe, StoreError},
 };
 use crate::config::{endpoint, ConfigError, CosmosDBProviderConfig};
+use azure_core::http::Url;
 use azure_data_cosmos::{
-    options::{ConnectionPoolOptions, UserAgentSuffix},
+    options::{BinaryEncodingOptions, ConnectionPoolOptions, UserAgentSuffix},
     CosmosClient, CosmosClientBuilder, CosmosRuntime,
 };
 
@@ -39,8 +40,22 @@ impl From<ConnectError> for duroxide::providers::ProviderError {
     }
 }
 
-/// Makes a client with a runtime of its own: the SDK's process-wide one would take its timeouts from whoever came first.
-pub(crate) async fn client(config: &CosmosDBProviderConfig) -> Result<CosmosClient, ConnectError> {
+/// The SDK's own switch, which is the user's word where it is set.
+const BINARY_ENCODING_VARIABLE: &str = "AZURE_COSMOS_BINARY_ENCODING_ENABLED";
+
+/// Text instead of binary JSON for an emulator: the one in Docker refuses item writes in binary with 400. None leaves the
+/// choice to the SDK, which reads the variable.
+fn binary_encoding(endpoint: &Url, variable: Option<&str>) -> Option<BinaryEncodingOptions> {
+    let by_user = variable.is_some_and(|value| !value.trim().is_empty());
+    (!by_user && endpoint::is_emulator(endpoint)).then(|| BinaryEncodingOptions::new().with_enabled(false))
+}
+
+/// The client that a provider with this configuration makes for itself: for
+/// [`new_with_client`](crate::CosmosDBProvider::new_with_client), and for what only a client does, such as removing a
+/// container.
+///
+/// It has a runtime of its own: the SDK's process-wide one would take its timeouts from whoever came first.
+pub async fn client(config: &CosmosDBProviderConfig) -> Result<CosmosClient, ConnectError> {
     let account = config.account_reference()?;
     let endpoint = config.endpoint().unwrap_or("the account").to_owned();
     let failed =
@@ -56,8 +71,13 @@ pub(crate) async fn client(config: &CosmosDBProviderConfig) -> Result<CosmosClie
     // Building a client reads the account: the first request, and the one that a wrong credential fails.
     let url = endpoint::parse(&endpoint)?;
     let opening = Opening::new(url.host_str(), config, config.operation_timeout());
+    let encoding = binary_encoding(&url, std::env::var(BINARY_ENCODING_VARIABLE).ok().as_deref());
     let built = opening.ride_out(|| {
-        let builder = CosmosClientBuilder::new().with_runtime(runtime.clone()).with_user_agent_suffix(suffix.clone());
+        let mut builder =
+            CosmosClientBuilder::new().with_runtime(runtime.clone()).with_user_agent_suffix(suffix.clone());
+        if let Some(encoding) = encoding.clone() {
+            builder = builder.with_binary_encoding_options(encoding);
+        }
         Box::pin(builder.build(account.clone(), config.routing_strategy()))
     });
     match built.await? {
@@ -65,5 +85,25 @@ pub(crate) async fn client(config: &CosmosDBProviderConfig) -> Result<CosmosClie
         Setup::NotFound | Setup::Conflict => {
             Err(ConnectError::Client { endpoint: endpoint.clone(), detail: "there is no account here".to_owned() })
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen(endpoint: &str, variable: Option<&str>) -> Option<bool> {
+        binary_encoding(&Url::parse(endpoint).unwrap(), variable).map(|options| options.enabled)
+    }
+
+    #[test]
+    fn binary_json_is_off_for_emulators_unless_the_user_says_otherwise() {
+        for emulator in ["http://localhost:8081/", "https://127.0.0.1:8081/", "http://[::1]:8081/"] {
+            assert_eq!(chosen(emulator, None), Some(false), "{emulator}");
+            assert_eq!(chosen(emulator, Some("")), Some(false), "{emulator}");
+            assert_eq!(chosen(emulator, Some("true")), None, "{emulator}");
+        }
+        assert_eq!(chosen("https://acc.documents.azure.com/", None), None);
+        assert_eq!(chosen("https://acc.documents.azure.com/", Some("false")), None);
     }
 }

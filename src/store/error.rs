@@ -201,7 +201,11 @@ pub(crate) fn describe(error: &CosmosError) -> String {
         // Why there is no token, which the SDK's own words leave out: of a chain of credentials, each one's reason.
         let mut cause = std::error::Error::source(error);
         while let Some(reason) = cause {
-            text = format!("{text}: {}", on_one_line(reason));
+            let words = on_one_line(reason);
+            // An error that only wraps another repeats its words.
+            if !text.ends_with(&words) {
+                text = format!("{text}: {words}");
+            }
             cause = reason.source();
         }
     }

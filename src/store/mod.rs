@@ -15,15 +15,21 @@ pub(crate) mod connect;
 mod deadline;
 pub(crate) mod error;
 pub(crate) mod indexing;
+mod pages;
 pub(crate) mod queries;
+mod read;
 #[cfg(test)]
 mod tests;
+mod write_regions;
 
 pub use accounting::{OperationKind, OperationStatistics, RequestStatistics};
 pub(crate) use batch::{BatchOutcome, Committed, Operation, RolledBack};
 pub(crate) use deadline::Deadline;
 pub use error::StoreError;
+#[allow(unused_imports, reason = "what is read page by page is read so in other rooms")]
+pub(crate) use pages::{Pages, Patience};
 pub(crate) use queries::Statement;
+pub(crate) use read::{Freshness, Versioned};
 
 use crate::model::{DocumentId, Partition};
 use accounting::Accounting;
@@ -31,16 +37,17 @@ use azure_core::http::Etag;
 use azure_data_cosmos::{
     models::{BatchResponse, ItemResponse},
     options::{
-        BatchOptions, EndToEndOperationLatencyPolicy, FeedOptions, ItemReadOptions, ItemWriteOptions, MaxItemCountHint,
-        OperationOptions, OperationOptionsBuilder, Precondition, QueryOptions, ReadConsistencyStrategy,
-        ThrottlingRetryOptionsBuilder,
+        BatchOptions, ContentResponseOnWrite, EndToEndOperationLatencyPolicy, ItemWriteOptions, OperationOptions,
+        OperationOptionsBuilder, Precondition, ReadConsistencyStrategy, ThrottlingRetryOptionsBuilder,
     },
-    ContainerClient, CosmosError, FeedScope,
+    ContainerClient, CosmosError, TransactionalBatch,
 };
+use batch::Results;
 use error::{classify, describe, Applied, Verdict};
-use futures::{future::BoxFuture, StreamExt};
-use serde::{de::DeserializeOwned, Serialize};
+use futures::future::BoxFuture;
+use serde::Serialize;
 use std::{sync::Arc, time::Duration};
+use tokio::time::error::Elapsed;
 use tracing::{debug, field, Instrument, Span};
 
 /// The first pause between two attempts; it doubles up to [`MAX_PAUSE`].
@@ -67,34 +74,6 @@ pub(crate) enum Refusal {
     Exists,
     /// The document is not as the condition says.
     Stale,
-}
-
-/// Which writes a read must see.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Freshness {
-    /// What this process has written and been told about, at least.
-    Session,
-    /// Everything that was committed, answers that never came included.
-    LatestCommitted,
-}
-
-/// A document as it was read, with the ETag that it had.
-#[derive(Clone, Debug)]
-pub(crate) struct Versioned<T> {
-    pub(crate) document: T,
-    pub(crate) etag: Etag,
-}
-
-impl<T: DeserializeOwned> Versioned<T> {
-    /// A document as a query that selects all of it returns it.
-    pub(crate) fn from_row(row: serde_json::Value) -> Result<Self, StoreError> {
-        let id = row.get("id").and_then(serde_json::Value::as_str).unwrap_or("without id").to_owned();
-        let etag = row.get("_etag").and_then(serde_json::Value::as_str).ok_or_else(|| no_etag(&id))?;
-        let etag = Etag::from(etag.to_owned());
-        let document = serde_json::from_value(row)
-            .map_err(|e| StoreError::Malformed { detail: format!("document {id} can't be read: {e}") })?;
-        Ok(Self { document, etag })
-    }
 }
 
 /// The container, as the rest of the provider sees it.
@@ -203,32 +182,6 @@ impl Store {
         .await
     }
 
-    /// Reads a document by its id.
-    pub(crate) async fn read<T: DeserializeOwned>(
-        &self,
-        partition: &Partition,
-        id: &DocumentId,
-        freshness: Freshness,
-        deadline: Deadline,
-    ) -> Result<Option<Versioned<T>>, StoreError> {
-        let mut call = self.call(OperationKind::Read, partition, id.as_str(), deadline);
-        let span = call.span.clone();
-        let reading = self.ride_out(&mut call, |mut options| {
-            if freshness == Freshness::LatestCommitted {
-                options.read_consistency_strategy = Some(ReadConsistencyStrategy::LatestCommitted);
-            }
-            let options = ItemReadOptions::default().with_operation_options(options);
-            Box::pin(self.inner.container.read_item(partition, id.as_str(), Some(options)))
-        });
-        let response = match reading.instrument(span).await? {
-            Answer::Response(response) => response,
-            Answer::Refused(_) => return Ok(None),
-        };
-        let etag = response.headers().etag().cloned().ok_or_else(|| no_etag(id.as_str()))?;
-        let document = response.into_model().map_err(|e| unreadable(id.as_str(), &e))?;
-        Ok(Some(Versioned { document, etag }))
-    }
-
     /// Does all operations in one partition, or none.
     pub(crate) async fn batch(
         &self,
@@ -239,11 +192,23 @@ impl Store {
         let batch = batch::build(partition, operations)?;
         let name = format!("of {} operations", operations.len());
         let bytes = operations.iter().map(Operation::size).sum();
-        let mut call = self.call(OperationKind::Batch, partition, &name, deadline).sized(bytes);
+        let call = self.call(OperationKind::Batch, partition, &name, deadline).sized(bytes);
+        self.send_batch(call, batch, ContentResponseOnWrite::Disabled).await?.outcome(operations.len())
+    }
+
+    /// Sends a batch until it is answered for good, and reads the answer, which is `Ok` for the SDK even where nothing
+    /// was done.
+    async fn send_batch(
+        &self,
+        mut call: Call,
+        batch: TransactionalBatch,
+        bodies: ContentResponseOnWrite,
+    ) -> Result<Results, StoreError> {
         let span = call.span.clone();
         let mut pause = MIN_PAUSE;
         loop {
-            let sending = self.ride_out(&mut call, |options| {
+            let sending = self.ride_out(&mut call, |mut options| {
+                options.content_response_on_write = Some(bodies);
                 let options = BatchOptions::default().with_operation_options(options);
                 let container = &self.inner.container;
                 Box::pin(container.execute_transactional_batch(batch.clone(), Some(options)))
@@ -255,82 +220,15 @@ impl Store {
             if response.requests() > 1 {
                 call.applied = Applied::Perhaps;
             }
-            match read_batch(response, operations.len())? {
-                // An operation's own 429 or 449 comes inside the 207 and is never retried by the SDK.
-                BatchOutcome::RolledBack(back) if back.is_passing() => {
-                    self.inner.accounting.record_retry(OperationKind::Batch, back.status == 429);
-                    self.pause(&mut pause, back.retry_after, deadline).await;
-                    if deadline.passed() {
-                        return Err(call.give_up(&format!("operation {} was answered {}", back.index, back.status)));
-                    }
-                }
-                outcome => return Ok(outcome),
+            let results = Results::read(response)?;
+            // An operation's own 429 or 449 comes inside the 207 and is never retried by the SDK.
+            let Some(back) = results.failed().filter(RolledBack::is_passing) else { return Ok(results) };
+            self.inner.accounting.record_retry(call.kind, back.status == 429);
+            self.pause(&mut pause, back.retry_after, call.deadline).await;
+            if call.deadline.passed() {
+                return Err(call.give_up(&format!("operation {} was answered {}", back.index, back.status)));
             }
         }
-    }
-
-    /// Asks one logical partition; returns everything that matches.
-    pub(crate) async fn query_partition<T: DeserializeOwned + Send + 'static>(
-        &self,
-        partition: &Partition,
-        statement: Statement,
-        deadline: Deadline,
-    ) -> Result<Vec<T>, StoreError> {
-        let call = self.call(OperationKind::PartitionQuery, partition, statement.name(), deadline);
-        self.query(call, statement, FeedScope::partition(partition)).await
-    }
-
-    /// Asks the whole container; returns everything that matches, so the statement bounds it.
-    pub(crate) async fn query_container<T: DeserializeOwned + Send + 'static>(
-        &self,
-        statement: Statement,
-        deadline: Deadline,
-    ) -> Result<Vec<T>, StoreError> {
-        let anywhere = Partition::system("any");
-        let call = self.call(OperationKind::ContainerQuery, &anywhere, statement.name(), deadline);
-        self.query(call, statement, FeedScope::full_container()).await
-    }
-
-    async fn query<T: DeserializeOwned + Send + 'static>(
-        &self,
-        mut call: Call,
-        statement: Statement,
-        scope: FeedScope,
-    ) -> Result<Vec<T>, StoreError> {
-        let (kind, span, name) = (call.kind, call.span.clone(), statement.name());
-        let query = statement.into_query()?;
-        let asking = self.ride_out(&mut call, |options| {
-            let feed = FeedOptions::default()
-                .with_max_item_count(MaxItemCountHint::ServerDecides)
-                .with_max_fan_out(self.inner.max_fan_out);
-            let options = QueryOptions::default().with_operation_options(options).with_feed_options(feed);
-            Box::pin(self.all_pages(kind, query.clone(), scope.clone(), options))
-        });
-        match asking.instrument(span).await? {
-            Answer::Response(Pages(items)) => Ok(items),
-            Answer::Refused(refusal) => {
-                Err(StoreError::Malformed { detail: format!("the query {name} was answered {refusal:?}") })
-            }
-        }
-    }
-
-    /// Drains a query. A page that fails fails the whole: the retry asks again from the start.
-    async fn all_pages<T: DeserializeOwned + Send + 'static>(
-        &self,
-        kind: OperationKind,
-        query: azure_data_cosmos::Query,
-        scope: FeedScope,
-        options: QueryOptions,
-    ) -> Result<Pages<T>, CosmosError> {
-        let mut items = Vec::new();
-        let mut pages = self.inner.container.query_items::<T>(query, scope, Some(options)).await?.into_pages();
-        while let Some(page) = pages.next().await {
-            let page = page?;
-            let charge = page.headers().request_charge().map_or(0.0, |c| c.value());
-            self.inner.accounting.record(kind, page.diagnostics().request_count(), charge);
-            items.extend(page.into_items());
-        }
-        Ok(Pages(items))
     }
 
     async fn write<'x>(
@@ -363,37 +261,50 @@ impl Store {
         loop {
             let options = operation_options(call.deadline);
             let outcome = tokio::time::timeout_at(call.deadline.instant(), attempt(options)).await;
-            let error = match outcome {
-                Ok(Ok(response)) => {
-                    self.account(call, response.requests(), response.charge());
-                    return Ok(Answer::Response(response));
-                }
-                Ok(Err(error)) => error,
-                Err(_) => {
-                    // How often the SDK had sent it went with it: at least once.
-                    self.account(call, 1, 0.0);
-                    call.applied = Applied::Perhaps;
-                    return Err(call.give_up("the deadline passed while the request was on its way"));
-                }
-            };
-            self.account_failure(call, &error);
-            match classify(&error) {
-                Verdict::Absent => return Ok(Answer::Refused(Refusal::Absent)),
-                Verdict::Exists => return Ok(Answer::Refused(Refusal::Exists)),
-                Verdict::Stale => return Ok(Answer::Refused(Refusal::Stale)),
-                Verdict::Retry { after, applied } => {
-                    if applied == Applied::Perhaps {
-                        call.applied = Applied::Perhaps;
-                    }
-                    let throttled = u16::from(error.status().status_code()) == 429;
-                    self.inner.accounting.record_retry(call.kind, throttled);
-                    self.pause(&mut pause, after, call.deadline).await;
-                    if call.deadline.passed() {
-                        return Err(call.give_up(&describe(&error)));
-                    }
-                }
-                verdict => return Err(self.explain(call, verdict, &error)),
+            if let Some(answer) = self.judge(call, outcome, &mut pause).await? {
+                return Ok(answer);
             }
+        }
+    }
+
+    /// Reads one attempt: the answer, or none where it is to be made again; then the pause before that has passed.
+    async fn judge<R: Response>(
+        &self,
+        call: &mut Call,
+        outcome: Result<Result<R, CosmosError>, Elapsed>,
+        pause: &mut Duration,
+    ) -> Result<Option<Answer<R>>, StoreError> {
+        let error = match outcome {
+            Ok(Ok(response)) => {
+                self.account(call, response.requests(), response.charge());
+                return Ok(Some(Answer::Response(response)));
+            }
+            Ok(Err(error)) => error,
+            Err(_) => {
+                // How often the SDK had sent it went with it: at least once.
+                self.account(call, 1, 0.0);
+                call.applied = Applied::Perhaps;
+                return Err(call.give_up("the deadline passed while the request was on its way"));
+            }
+        };
+        self.account_failure(call, &error);
+        match classify(&error) {
+            Verdict::Absent => Ok(Some(Answer::Refused(Refusal::Absent))),
+            Verdict::Exists => Ok(Some(Answer::Refused(Refusal::Exists))),
+            Verdict::Stale => Ok(Some(Answer::Refused(Refusal::Stale))),
+            Verdict::Retry { after, applied } => {
+                if applied == Applied::Perhaps {
+                    call.applied = Applied::Perhaps;
+                }
+                let throttled = u16::from(error.status().status_code()) == 429;
+                self.inner.accounting.record_retry(call.kind, throttled);
+                self.pause(pause, after, call.deadline).await;
+                if call.deadline.passed() {
+                    return Err(call.give_up(&describe(&error)));
+                }
+                Ok(None)
+            }
+            verdict => Err(self.explain(call, verdict, &error)),
         }
     }
 
@@ -406,7 +317,7 @@ impl Store {
     }
 
     fn account(&self, call: &Call, requests: usize, charge: f64) {
-        // Queries have counted their pages already.
+        // The end of a query needs no request.
         if requests > 0 {
             self.inner.accounting.record(call.kind, requests, charge);
         }
@@ -517,19 +428,6 @@ impl Response for BatchResponse {
     }
 }
 
-/// All items of a query, whose pages were counted one by one.
-struct Pages<T>(Vec<T>);
-
-impl<T> Response for Pages<T> {
-    fn requests(&self) -> usize {
-        0
-    }
-
-    fn charge(&self) -> f64 {
-        0.0
-    }
-}
-
 impl Place {
     fn denied(&self, detail: String) -> StoreError {
         let advice = if self.credential.contains("key") || self.credential.contains("connection string") {
@@ -555,11 +453,14 @@ impl Place {
     }
 }
 
-/// Write options that say what the SDK may do by itself: not more than the time that is left.
+/// Options that say what the SDK may do by itself: not more than the time that is left.
 fn operation_options(deadline: Deadline) -> OperationOptions {
     // We wait between attempts ourselves, so that a caller with a short lock hears in time.
     let throttling = ThrottlingRetryOptionsBuilder::new().with_max_retry_count(0).build();
     OperationOptionsBuilder::new()
+        // Whatever the account's default is: below Session the SDK would send no session token, and a process would not
+        // see what it has written itself. Writes don't look at it.
+        .with_read_consistency_strategy(ReadConsistencyStrategy::Session)
         .with_end_to_end_latency_policy(EndToEndOperationLatencyPolicy::new(deadline.remaining().max(MIN_SDK_TIMEOUT)))
         .with_throttling_retry_options(throttling)
         .build()
@@ -599,23 +500,4 @@ fn unreadable(document: &str, error: &CosmosError) -> StoreError {
 
 fn odd_batch(refusal: Refusal) -> StoreError {
     StoreError::Malformed { detail: format!("a batch as a whole was answered {refusal:?}") }
-}
-
-/// Reads the answer to a batch, which is `Ok` for the SDK even where nothing was done.
-fn read_batch(response: BatchResponse, operations: usize) -> Result<BatchOutcome, StoreError> {
-    let status = u16::from(response.status().status_code());
-    let answer = response.into_model().map_err(|e| unreadable("of a batch's answer", &e))?;
-    let results = answer.results();
-    // In a batch that was rolled back, every operation but the one that failed says 424.
-    let failed = results.iter().position(|r| !r.is_success() && r.status_code() != 424);
-    if let Some(index) = failed {
-        let (status, retry_after) = (results[index].status_code(), results[index].retry_after());
-        return Ok(BatchOutcome::RolledBack(RolledBack { index, status, retry_after }));
-    }
-    if status == 207 || results.len() != operations || results.iter().any(|r| !r.is_success()) {
-        let detail = format!("a batch of {operations} operations was answered {status} with {} results", results.len());
-        return Err(StoreError::Malformed { detail });
-    }
-    let etags = results.iter().map(|r| r.etag().map(Etag::from)).collect();
-    Ok(BatchOutcome::Committed(Committed { etags }))
 }

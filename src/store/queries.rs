@@ -6,6 +6,7 @@ use super::error::StoreError;
 use azure_data_cosmos::Query;
 use serde::Serialize;
 use serde_json::Value;
+use std::num::NonZeroU32;
 
 /// The text of a query and the name under which it appears in logs.
 #[derive(Clone, Copy, Debug)]
@@ -19,12 +20,13 @@ pub(crate) struct QueryText {
 pub(crate) struct Statement {
     text: QueryText,
     parameters: Vec<(&'static str, Value)>,
+    page_size: Option<NonZeroU32>,
 }
 
 impl QueryText {
     /// The query without parameters yet.
     pub(crate) fn statement(self) -> Statement {
-        Statement { text: self, parameters: Vec::new() }
+        Statement { text: self, parameters: Vec::new(), page_size: None }
     }
 }
 
@@ -36,6 +38,18 @@ impl Statement {
         let value = serde_json::to_value(value).unwrap_or(Value::Null);
         self.parameters.push((name, value));
         self
+    }
+
+    /// At most this many rows in each physical partition's page: `TOP` alone never reaches the partitions. The service
+    /// decides otherwise.
+    #[cfg_attr(not(test), allow(dead_code))]
+    pub(crate) fn in_pages_of(mut self, rows: NonZeroU32) -> Self {
+        self.page_size = Some(rows);
+        self
+    }
+
+    pub(super) fn page_size(&self) -> Option<NonZeroU32> {
+        self.page_size
     }
 
     pub(super) fn name(&self) -> &'static str {

@@ -7,6 +7,7 @@ mod lost_answers;
 mod opening;
 mod points;
 mod queries;
+mod regions;
 mod scene;
 mod statistics;
 mod trouble;

@@ -4,7 +4,7 @@ use super::cache::Contents;
 use crate::{
     engine::Engine,
     model::{kind, HistoryDocument, KvDocument, Marks, MessageDocument, Millis, Partition},
-    store::{queries, Deadline, StoreError, Versioned},
+    store::{queries, Deadline, Patience, StoreError, Versioned},
 };
 use duroxide::Event;
 use serde_json::Value;
@@ -28,14 +28,15 @@ pub(crate) async fn load(
     execution: u64,
     warm: Option<Contents>,
     now: Millis,
-    deadline: Deadline,
 ) -> Result<Loaded, StoreError> {
+    // As long as pages come, the claim's lock is kept: a long history can't starve under throttling.
+    let patience = Patience::PerPage(engine.config.operation_timeout());
     if let Some(contents) = warm {
-        let messages = visible_messages(engine, partition, now, deadline).await?;
+        let messages = visible_messages(engine, partition, now, patience).await?;
         return Ok(loaded(messages, Ok(contents)));
     }
     let statement = queries::TURN.statement().bind("@now", now).bind("@execution", execution);
-    let documents: Vec<Value> = engine.store.query_partition(partition, statement, deadline).await?;
+    let documents: Vec<Value> = engine.store.query_partition(partition, statement, patience).await?;
     sort(documents)
 }
 
@@ -44,13 +45,13 @@ async fn visible_messages(
     engine: &Engine,
     partition: &Partition,
     now: Millis,
-    deadline: Deadline,
+    patience: Patience,
 ) -> Result<Vec<Versioned<MessageDocument>>, StoreError> {
     let statement = queries::VISIBLE_MESSAGES.statement().bind("@now", now);
-    let mut rows: Vec<Value> = engine.store.query_partition(partition, statement, deadline).await?;
+    let mut rows: Vec<Value> = engine.store.query_partition(partition, statement, patience).await?;
     if rows.len() > MAX_MESSAGES {
         let statement = queries::VISIBLE_STARTS.statement().bind("@now", now);
-        rows.extend(engine.store.query_partition::<Value>(partition, statement, deadline).await?);
+        rows.extend(engine.store.query_partition::<Value>(partition, statement, patience).await?);
     }
     rows.into_iter().map(Versioned::from_row).collect()
 }

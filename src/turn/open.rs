@@ -101,7 +101,7 @@ async fn contents_of(engine: &Arc<Engine>, hint: &OrchestrationHint, ours: &mut 
         return Ok(Loaded { messages, more: false, contents: Ok(contents.clone()) });
     }
     let (partition, execution) = (hint.partition.clone(), ours.document.execution);
-    let loading = load::load(engine, &partition, execution, warm, ours.claimed_at, engine.deadline());
+    let loading = load::load(engine, &partition, execution, warm, ours.claimed_at);
     tokio::pin!(loading);
     loop {
         // A long history may take longer than the lock lives.

@@ -1,15 +1,11 @@
 //! Accounts for the validation suite: an empty one for every provider, and the hooks that look behind the provider.
 
+use super::hooks;
 use async_trait::async_trait;
-use azure_data_cosmos::{ContainerClient, CosmosClient, FeedScope, Query};
-use duroxide::{
-    provider_validation::ProviderFactory,
-    providers::{Provider, TagFilter},
-};
+use azure_data_cosmos::{ContainerClient, CosmosClient};
+use duroxide::{provider_validation::ProviderFactory, providers::Provider};
 use duroxide_cosmos::{CosmosDBProvider, CosmosDBProviderConfig, Credential};
 use duroxide_cosmos_emulator::{LocalAccount, Served};
-use futures::TryStreamExt;
-use serde_json::Value;
 use std::{
     sync::{Arc, Mutex},
     time::Duration,
@@ -69,18 +65,6 @@ impl Backend {
         let client: CosmosClient = account.client_named("hook").await;
         client.database_client("duroxide").container_client("duroxide", None).await.expect("the container")
     }
-
-    async fn documents(&self, instance: &str, kind: &str) -> Vec<Value> {
-        let query = Query::from("SELECT * FROM c WHERE c.type = @type").with_parameter("@type", kind).unwrap();
-        let scope = FeedScope::partition(instance.to_owned());
-        let items = self.container().await.query_items(query, scope, None).await.unwrap();
-        items.try_collect().await.unwrap()
-    }
-
-    async fn replace(&self, instance: &str, document: &Value) {
-        let id = document["id"].as_str().unwrap();
-        self.container().await.replace_item(instance.to_owned(), id, document, None).await.unwrap();
-    }
 }
 
 #[async_trait]
@@ -89,10 +73,7 @@ impl ProviderFactory for Backend {
         let made = self.made().await;
         let provider = made.provider.clone();
         *self.last.lock().unwrap() = Some(made);
-        // The first requests of a client resolve the account and the container: not part of what a test measures.
-        let second = Duration::from_secs(1);
-        provider.fetch_orchestration_item(second, Duration::ZERO, None).await.expect("nothing to fetch");
-        provider.fetch_work_item(second, Duration::ZERO, None, &TagFilter::Any).await.expect("nothing to fetch");
+        hooks::warm_up(&*provider).await;
         provider
     }
 
@@ -101,30 +82,10 @@ impl ProviderFactory for Backend {
     }
 
     async fn corrupt_instance_history(&self, instance: &str) {
-        for mut document in self.documents(instance, "history").await {
-            document["events"] = serde_json::json!(["NOT AN EVENT"]);
-            self.replace(instance, &document).await;
-        }
-        // A cache that goes by the instance's ETag must notice, once what it saw just before has become stale.
-        for document in self.documents(instance, "instance").await {
-            self.replace(instance, &document).await;
-        }
-        tokio::time::sleep(CosmosDBProviderConfig::default().read_staleness()).await;
+        hooks::corrupt_history(&self.container().await, instance).await;
     }
 
     async fn get_max_attempt_count(&self, instance: &str) -> u32 {
-        let claims: Vec<u64> = self
-            .documents(instance, "instance")
-            .await
-            .iter()
-            .flat_map(|d| d["claims"].as_array().cloned().unwrap_or_default())
-            .filter_map(|claim| claim.as_u64())
-            .collect();
-        let attempts = |message: &Value| {
-            let visible = message["due"].as_u64().unwrap().max(message["createdAt"].as_u64().unwrap());
-            let seen = claims.iter().filter(|claim| **claim >= visible).count() as u64;
-            (message["attempts"].as_u64().unwrap_or(0) + seen) as u32
-        };
-        self.documents(instance, "message").await.iter().map(attempts).max().unwrap_or(0)
+        hooks::max_attempts(&self.container().await, instance).await
     }
 }

@@ -1,62 +1,33 @@
-//! duroxide's own validation suite, one test for each of its functions, so that a failure has a name.
+//! duroxide's own validation suite: the list of its functions, and what runs them on an account.
 //!
-//! [`validation_suite!`] makes the tests for one kind of account; the files beside this folder use it for several. The last
-//! test of `provider_validation.rs` fails when duroxide's list grows and this one does not follow.
+//! [`for_each_validation!`] has the list. [`validation_suite!`] makes a test of each, so that a failure has a name, for one
+//! kind of account; the files beside this folder use it for several, and `account.rs` runs the list one by one on a real
+//! account. The last test of `provider_validation.rs` fails when duroxide's list grows and this one does not follow.
+#![allow(dead_code, unused_macros)]
 
 pub mod backend;
+pub mod hooks;
+pub mod own;
 
-/// A module with one test for each function.
+/// Hands the list of functions, by module, to the macro `$then`, after `$given`.
 #[macro_export]
-macro_rules! validations {
-    ($account:expr, $module:ident, $path:path, [$($name:ident),* $(,)?]) => {
-        mod $module {
-            use super::*;
-            use $path as suite;
-            $(
-                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-                async fn $name() {
-                    suite::$name(&Backend::new($account)).await;
-                }
-            )*
-        }
-    };
-}
-
-/// The suite on the account that `$account` makes.
-#[macro_export]
-macro_rules! validation_suite {
-    ($account:expr) => {
-        use $crate::validation::backend::{Account, Backend};
-
-        validations!(
-            $account,
-            instance_creation,
-            duroxide::provider_validations,
-            [
+macro_rules! for_each_validation {
+    ($then:ident, $given:expr) => {
+        $then! {
+            $given;
+            instance_creation of duroxide::provider_validations [
                 test_instance_creation_via_metadata,
                 test_no_instance_creation_on_enqueue,
                 test_null_version_handling,
                 test_sub_orchestration_instance_creation,
             ]
-        );
-
-        validations!(
-            $account,
-            atomicity,
-            duroxide::provider_validations,
-            [
+            atomicity of duroxide::provider_validations [
                 test_atomicity_failure_rollback,
                 test_concurrent_ack_prevention,
                 test_lock_released_only_on_successful_ack,
                 test_multi_operation_atomic_ack,
             ]
-        );
-
-        validations!(
-            $account,
-            error_handling,
-            duroxide::provider_validations,
-            [
+            error_handling of duroxide::provider_validations [
                 test_corrupted_serialization_data,
                 test_duplicate_event_id_rejection,
                 test_invalid_lock_token_on_ack,
@@ -65,13 +36,7 @@ macro_rules! validation_suite {
                 test_read_corrupted_history_returns_error,
                 test_read_with_execution_corrupted_history_returns_error,
             ]
-        );
-
-        validations!(
-            $account,
-            instance_locking,
-            duroxide::provider_validations,
-            [
+            instance_locking of duroxide::provider_validations [
                 test_ack_only_affects_locked_messages,
                 test_completions_arriving_during_lock_blocked,
                 test_concurrent_instance_fetching,
@@ -84,13 +49,7 @@ macro_rules! validation_suite {
                 test_multi_threaded_lock_expiration_recovery,
                 test_multi_threaded_no_duplicate_processing,
             ]
-        );
-
-        validations!(
-            $account,
-            lock_expiration,
-            duroxide::provider_validations,
-            [
+            lock_expiration of duroxide::provider_validations [
                 test_abandon_releases_lock_immediately,
                 test_abandon_work_item_releases_lock,
                 test_abandon_work_item_with_delay,
@@ -105,26 +64,14 @@ macro_rules! validation_suite {
                 test_worker_lock_renewal_invalid_token,
                 test_worker_lock_renewal_success,
             ]
-        );
-
-        validations!(
-            $account,
-            multi_execution,
-            duroxide::provider_validations,
-            [
+            multi_execution of duroxide::provider_validations [
                 test_continue_as_new_creates_new_execution,
                 test_execution_history_persistence,
                 test_execution_id_sequencing,
                 test_execution_isolation,
                 test_latest_execution_detection,
             ]
-        );
-
-        validations!(
-            $account,
-            queue_semantics,
-            duroxide::provider_validations,
-            [
+            queue_semantics of duroxide::provider_validations [
                 test_lost_lock_token_handling,
                 test_orphan_queue_messages_dropped,
                 test_timer_delayed_visibility,
@@ -134,13 +81,7 @@ macro_rules! validation_suite {
                 test_worker_peek_lock_semantics,
                 test_worker_queue_fifo_ordering,
             ]
-        );
-
-        validations!(
-            $account,
-            management,
-            duroxide::provider_validations,
-            [
+            management of duroxide::provider_validations [
                 test_get_execution_info,
                 test_get_instance_info,
                 test_get_instance_stats_carry_forward,
@@ -155,13 +96,7 @@ macro_rules! validation_suite {
                 test_list_instances,
                 test_list_instances_by_status,
             ]
-        );
-
-        validations!(
-            $account,
-            poison_message,
-            duroxide::provider_validations::poison_message,
-            [
+            poison_message of duroxide::provider_validations::poison_message [
                 abandon_orchestration_item_ignore_attempt_decrements,
                 abandon_work_item_ignore_attempt_decrements,
                 attempt_count_is_per_message,
@@ -174,13 +109,7 @@ macro_rules! validation_suite {
                 worker_attempt_count_increments_on_lock_expiry,
                 worker_attempt_count_starts_at_one,
             ]
-        );
-
-        validations!(
-            $account,
-            cancellation,
-            duroxide::provider_validations,
-            [
+            cancellation of duroxide::provider_validations [
                 test_ack_work_item_fails_when_entry_deleted,
                 test_ack_work_item_none_deletes_without_enqueue,
                 test_batch_cancellation_deletes_multiple_activities,
@@ -198,13 +127,7 @@ macro_rules! validation_suite {
                 test_renew_returns_terminal_when_orchestration_completed,
                 test_same_activity_in_worker_items_and_cancelled_is_noop,
             ]
-        );
-
-        validations!(
-            $account,
-            deletion,
-            duroxide::provider_validations::deletion,
-            [
+            deletion of duroxide::provider_validations::deletion [
                 test_cascade_delete_hierarchy,
                 test_delete_cleans_queues_and_locks,
                 test_delete_get_instance_tree,
@@ -219,37 +142,19 @@ macro_rules! validation_suite {
                 test_list_children,
                 test_stale_activity_after_delete_recreate,
             ]
-        );
-
-        validations!(
-            $account,
-            prune,
-            duroxide::provider_validations::prune,
-            [
+            prune of duroxide::provider_validations::prune [
                 test_prune_bulk,
                 test_prune_bulk_includes_running_instances,
                 test_prune_options_combinations,
                 test_prune_safety,
             ]
-        );
-
-        validations!(
-            $account,
-            bulk_deletion,
-            duroxide::provider_validations::bulk_deletion,
-            [
+            bulk_deletion of duroxide::provider_validations::bulk_deletion [
                 test_delete_instance_bulk_cascades_to_children,
                 test_delete_instance_bulk_completed_before_filter,
                 test_delete_instance_bulk_filter_combinations,
                 test_delete_instance_bulk_safety_and_limits,
             ]
-        );
-
-        validations!(
-            $account,
-            capability_filtering,
-            duroxide::provider_validations::capability_filtering,
-            [
+            capability_filtering of duroxide::provider_validations::capability_filtering [
                 test_ack_appends_event_to_corrupted_history,
                 test_ack_stores_pinned_version_via_metadata_update,
                 test_concurrent_filtered_fetch_no_double_lock,
@@ -271,13 +176,7 @@ macro_rules! validation_suite {
                 test_pinned_version_stored_via_ack_metadata,
                 test_provider_updates_pinned_version_when_told,
             ]
-        );
-
-        validations!(
-            $account,
-            sessions,
-            duroxide::provider_validations::sessions,
-            [
+            sessions of duroxide::provider_validations::sessions [
                 test_abandoned_session_item_ignore_attempt,
                 test_abandoned_session_item_retryable,
                 test_ack_updates_session_last_activity,
@@ -312,13 +211,7 @@ macro_rules! validation_suite {
                 test_shared_worker_id_any_caller_can_fetch_owned_session,
                 test_some_session_returns_all_items,
             ]
-        );
-
-        validations!(
-            $account,
-            custom_status,
-            duroxide::provider_validations::custom_status,
-            [
+            custom_status of duroxide::provider_validations::custom_status [
                 test_custom_status_clear,
                 test_custom_status_default_on_new_instance,
                 test_custom_status_none_preserves,
@@ -327,13 +220,7 @@ macro_rules! validation_suite {
                 test_custom_status_set,
                 test_custom_status_version_increments,
             ]
-        );
-
-        validations!(
-            $account,
-            tag_filtering,
-            duroxide::provider_validations::tag_filtering,
-            [
+            tag_filtering of duroxide::provider_validations::tag_filtering [
                 test_any_filter_fetches_everything,
                 test_default_and_fetches_untagged_and_matching,
                 test_default_only_fetches_untagged,
@@ -345,13 +232,7 @@ macro_rules! validation_suite {
                 test_tag_survives_abandon_and_refetch,
                 test_tags_fetches_only_matching,
             ]
-        );
-
-        validations!(
-            $account,
-            kv_store,
-            duroxide::provider_validations::kv_store,
-            [
+            kv_store of duroxide::provider_validations::kv_store [
                 test_kv_clear_all,
                 test_kv_clear_isolation,
                 test_kv_clear_nonexistent_key,
@@ -388,13 +269,7 @@ macro_rules! validation_suite {
                 test_kv_snapshot_in_fetch,
                 test_kv_special_chars_in_key,
             ]
-        );
-
-        validations!(
-            $account,
-            race_replay,
-            duroxide::provider_validations::race_replay,
-            [
+            race_replay of duroxide::provider_validations::race_replay [
                 test_continue_as_new_duplicate_start,
                 test_continue_as_new_poisoned_successor_is_own_execution,
                 test_continue_as_new_queue_race_replay,
@@ -405,53 +280,42 @@ macro_rules! validation_suite {
                 test_queue_race_cancellation_replay,
                 test_queue_replay_version_stamp_roundtrip,
             ]
-        );
-
-        mod race_replay_with_stamps {
-            use super::*;
-            use duroxide::provider_validations::race_replay::test_continue_as_new_transition_delivery;
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn test_continue_as_new_transition_delivery_of_an_old_execution() {
-                test_continue_as_new_transition_delivery(&Backend::new($account), "0.1.30").await;
-            }
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn test_continue_as_new_transition_delivery_of_a_new_execution() {
-                test_continue_as_new_transition_delivery(&Backend::new($account), "0.1.31").await;
-            }
+            race_replay_with_stamps of $crate::validation::own [
+                test_continue_as_new_transition_delivery_of_an_old_execution,
+                test_continue_as_new_transition_delivery_of_a_new_execution,
+            ]
+            long_polling of $crate::validation::own [
+                test_long_poll_waits_for_timeout,
+                test_fetch_respects_timeout_upper_bound,
+                test_long_poll_work_item_waits_for_timeout,
+            ]
         }
+    };
+}
 
-        mod long_polling {
+/// A module for each group, with one test for each function, on the account that `$account` makes.
+#[macro_export]
+macro_rules! validations {
+    ($account:expr; $($module:ident of $path:path [$($name:ident),* $(,)?])*) => {
+        $(mod $module {
             use super::*;
-            use duroxide::{provider_validation::ProviderFactory, provider_validations::long_polling};
+            use $path as suite;
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $name() {
+                    suite::$name(&Backend::new($account)).await;
+                }
+            )*
+        })*
+    };
+}
 
-            // The two tests for providers that do not wait, test_short_poll_returns_immediately and
-            // test_short_poll_work_item_returns_immediately, are not for this one: it waits.
+/// The suite on the account that `$account` makes.
+#[macro_export]
+macro_rules! validation_suite {
+    ($account:expr) => {
+        use $crate::validation::backend::{Account, Backend};
 
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn test_long_poll_waits_for_timeout() {
-                // The backend is what keeps the account reachable.
-                let backend = Backend::new($account);
-                let provider = backend.create_provider().await;
-                long_polling::test_long_poll_waits_for_timeout(&*provider).await;
-            }
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn test_fetch_respects_timeout_upper_bound() {
-                // The backend is what keeps the account reachable.
-                let backend = Backend::new($account);
-                let provider = backend.create_provider().await;
-                long_polling::test_fetch_respects_timeout_upper_bound(&*provider).await;
-            }
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn test_long_poll_work_item_waits_for_timeout() {
-                // The backend is what keeps the account reachable.
-                let backend = Backend::new($account);
-                let provider = backend.create_provider().await;
-                long_polling::test_long_poll_work_item_waits_for_timeout(&*provider).await;
-            }
-        }
+        for_each_validation!(validations, $account);
     };
 }

@@ -104,6 +104,37 @@ async fn what_is_too_large_is_refused_with_413() {
 }
 
 #[tokio::test]
+async fn a_batch_that_only_reads_is_a_read_and_goes_to_the_write_region() {
+    let account = LocalAccount::builder().with_regions(&["East US", "West US"]).build();
+    let container = create_container(&account.client_named("one").await).await;
+    account.store().pause_replication("West US");
+    let created = container.create_item("p", "1", item("p", "1", 7), None).await.unwrap();
+    account.reset_stats();
+
+    let runtime = account.runtime_builder("away").build().await.unwrap();
+    let away = RoutingStrategy::PreferredRegions(vec![Region::new("West US"), Region::new("East US")]);
+    let client = CosmosClientBuilder::new().with_runtime(runtime).build(account.reference(), away).await.unwrap();
+    let container = open_container(&client).await;
+    let rule = WireRule::new(WireAction::Delay(Duration::ZERO)).on(RequestKind::Read);
+    let seen = account.wire().add(rule.matching(|request| request.document_id == Some("1")));
+    let batch = TransactionalBatch::new("p").read_item("1", None);
+    let answer = container.execute_transactional_batch(batch, None).await.unwrap();
+    let region = answer.diagnostics().requests().last().and_then(|request| request.region().cloned());
+    assert_eq!(region, Some(Region::new("East US")));
+    let answer = answer.into_model().unwrap();
+    let result = &answer.results()[0];
+    assert_eq!(result.into_model::<Item>().unwrap(), Some(item("p", "1", 7)));
+    assert_eq!(result.etag(), created.headers().etag().map(|etag| etag.to_string()).as_deref());
+    let stats = account.stats_of("away");
+    assert_eq!((stats.of(RequestKind::Read).requests, stats.of(RequestKind::Batch).requests), (1, 0));
+    assert_eq!(seen.hits(), 1);
+
+    let batch = TransactionalBatch::new("p").read_item("1", None).upsert_item(item("p", "2", 0), None).unwrap();
+    container.execute_transactional_batch(batch, None).await.unwrap();
+    assert_eq!(account.stats_of("away").of(RequestKind::Batch).requests, 1, "this one writes");
+}
+
+#[tokio::test]
 async fn requests_are_counted_by_kind_and_client() {
     let account = LocalAccount::new();
     let one = create_container(&account.client_named("one").await).await;

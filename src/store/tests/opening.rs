@@ -196,6 +196,13 @@ async fn a_container_whose_index_misses_a_path_does_not_fit() {
 }
 
 #[tokio::test]
+async fn a_container_in_which_everything_would_expire_does_not_fit() {
+    let text = unfit(bootstrap::properties(NAME).with_default_ttl(TimeToLive::Seconds(86_400))).await;
+    assert!(text.contains("its default time to live is 86400 s"), "{text}");
+    assert!(text.contains("az cosmosdb sql container update") && text.contains("--ttl -1"), "{text}");
+}
+
+#[tokio::test]
 async fn a_container_that_fits_is_left_as_it_is() {
     let everything = IndexingPolicy::default().with_included_path("/*");
     let own = ContainerProperties::new(NAME, key("/instanceId"))

@@ -1,15 +1,18 @@
 //! Queries: everything that matches, once, from as many pages and partitions as it takes.
 
-use super::scene::{both_ways, in_time, note, Note, Scene};
-use crate::store::queries::QueryText;
+use super::scene::{both_ways, in_time, note, refuse, Note, Scene, CLIENT};
+use crate::{
+    model::Partition,
+    store::{queries::QueryText, Deadline, OperationKind, Patience, Statement, StoreError},
+};
 use azure_core::http::StatusCode;
 use azure_data_cosmos::fault_injection::{
-    CustomResponseBuilder, FaultInjectionConditionBuilder, FaultInjectionErrorType, FaultInjectionResult,
-    FaultInjectionResultBuilder, FaultInjectionRule, FaultInjectionRuleBuilder, FaultOperationType,
+    CustomResponseBuilder, FaultInjectionConditionBuilder, FaultInjectionResult, FaultInjectionResultBuilder,
+    FaultInjectionRule, FaultInjectionRuleBuilder, FaultOperationType,
 };
-use duroxide_cosmos_emulator::RequestKind;
+use duroxide_cosmos_emulator::{RequestKind, WireAction, WireRule, WireRuleHandle};
 use serde_json::json;
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, num::NonZeroU32, sync::Arc, time::Duration};
 
 both_ways!(
     a_query_in_a_partition_sees_that_partition_only,
@@ -17,6 +20,11 @@ both_ways!(
     an_order_by_across_partitions_is_merged,
     a_query_that_matches_nothing_is_empty,
     parameters_are_bound_and_never_spliced_in,
+    a_page_that_is_refused_is_asked_for_again_and_the_others_are_not,
+    a_query_across_partitions_goes_on_where_it_was_refused,
+    pages_can_be_taken_one_by_one_and_the_rest_left,
+    the_pages_end_once_and_stay_ended,
+    a_query_that_makes_progress_may_outlast_the_time_of_one_page,
 );
 
 const NOTES: QueryText = QueryText { name: "notes", text: "SELECT * FROM c WHERE c.type = 'note'" };
@@ -107,18 +115,97 @@ async fn a_query_of_several_pages_returns_all_of_them() {
     assert!(rules.iter().all(|rule| rule.hit_count() == 1));
 }
 
-#[tokio::test]
-async fn a_page_that_fails_loses_and_repeats_nothing() {
-    let notes = ["1", "2", "3"].map(|name| note("i", name, name));
-    let throttled = FaultInjectionResultBuilder::new().with_error(FaultInjectionErrorType::TooManyRequests).build();
-    let rules = vec![page("1", &notes[..2], true), on_queries("2", 1, throttled)];
-    let scene = Scene::with_rules(rules.clone()).await;
+/// Twenty notes in one partition, and a statement that takes them in pages of four.
+async fn five_pages(scene: &Scene) -> (Partition, Vec<String>) {
+    let notes: Vec<Note> = (0..20).map(|n| note("i", &format!("{n:02}"), format!("{n:02}"))).collect();
     for note in &notes {
         scene.given(note).await;
     }
-    let partition = &notes[0].instance_id;
-    let mut found: Vec<Note> = scene.store.query_partition(partition, NOTES.statement(), in_time()).await.unwrap();
-    found.sort_by(|a, b| a.text.cmp(&b.text));
-    assert_eq!(found, notes);
-    assert!(rules.iter().all(|rule| rule.hit_count() == 1));
+    (notes[0].instance_id.clone(), texts(notes))
+}
+
+fn by_four(text: QueryText) -> Statement {
+    text.statement().in_pages_of(NonZeroU32::new(4).unwrap())
+}
+
+/// Refuses every page but the first `passing`, so many times.
+fn refuse_pages(scene: &Scene, passing: u64, times: u64, status: u16) -> WireRuleHandle {
+    let rule = WireRule::new(refuse(status)).on(RequestKind::Query).client(CLIENT).skip(passing).times(times);
+    scene.account.wire().add(rule)
+}
+
+async fn a_page_that_is_refused_is_asked_for_again_and_the_others_are_not(scene: Scene) {
+    let (partition, wanted) = five_pages(&scene).await;
+    for (status, ordered) in [(429, false), (503, false), (429, true), (503, true)] {
+        scene.account.reset_stats();
+        let refused = refuse_pages(&scene, 4, 7, status);
+        let statement = if ordered { by_four(BY_TEXT).bind("@texts", &wanted) } else { by_four(NOTES) };
+        let found: Vec<Note> = scene.store.query_partition(&partition, statement, in_time()).await.unwrap();
+        let mut found = texts(found);
+        if !ordered {
+            found.sort();
+        }
+        assert_eq!(found, wanted);
+        assert_eq!(refused.hits(), 7);
+        assert_eq!(scene.account.stats().of(RequestKind::Query).requests, 5 + 7, "{status}");
+        let counted = scene.store.statistics().of(OperationKind::PartitionQuery);
+        assert!(counted.retried >= 1);
+        refused.remove();
+    }
+}
+
+async fn a_query_across_partitions_goes_on_where_it_was_refused(scene: Scene) {
+    let wanted: Vec<String> = twenty(&scene).await.into_iter().collect();
+    for statement in [by_four(NOTES), by_four(BY_TEXT).bind("@texts", &wanted)] {
+        for passing in 0..4 {
+            let refused = refuse_pages(&scene, passing, 3, 429);
+            let mut found = texts(scene.store.query_container(statement.clone(), in_time()).await.unwrap());
+            found.sort();
+            assert_eq!(found, wanted, "after {passing}");
+            assert_eq!(refused.hits(), 3);
+            refused.remove();
+        }
+    }
+}
+
+async fn pages_can_be_taken_one_by_one_and_the_rest_left(scene: Scene) {
+    five_pages(&scene).await;
+    scene.account.reset_stats();
+    let mut pages = scene.store.container_pages::<Note>(by_four(NOTES), in_time()).unwrap();
+    assert_eq!(scene.account.stats().of(RequestKind::Query).requests, 0);
+    let mut taken = 0;
+    while taken < 8 {
+        taken += pages.next().await.unwrap().expect("more pages").len();
+    }
+    drop(pages);
+    // All notes are in one of the four partitions, which are asked one after the other.
+    let requests = scene.account.stats().of(RequestKind::Query).requests;
+    assert!(requests <= 5, "{requests} requests for two pages of five");
+}
+
+async fn the_pages_end_once_and_stay_ended(scene: Scene) {
+    let (_, wanted) = five_pages(&scene).await;
+    let mut pages = scene.store.container_pages::<Note>(by_four(NOTES), in_time()).unwrap();
+    let mut found = Vec::new();
+    while let Some(page) = pages.next().await.unwrap() {
+        found.extend(texts(page));
+    }
+    found.sort();
+    assert_eq!(found, wanted);
+    assert!(pages.next().await.unwrap().is_none());
+}
+
+async fn a_query_that_makes_progress_may_outlast_the_time_of_one_page(scene: Scene) {
+    let (partition, wanted) = five_pages(&scene).await;
+    let (slow, time) = (Duration::from_millis(250), Duration::from_millis(600));
+    let delay = scene.on(RequestKind::Query, WireAction::Delay(slow));
+    // Five pages take longer than the time for one, which is no reason to give up.
+    let found: Vec<Note> =
+        scene.store.query_partition(&partition, by_four(NOTES), Patience::PerPage(time)).await.unwrap();
+    assert_eq!(found.len(), wanted.len());
+    let begun = delay.hits();
+    let error =
+        scene.store.query_partition::<Note>(&partition, by_four(NOTES), Deadline::after(time)).await.unwrap_err();
+    assert!(matches!(error, StoreError::Unavailable { .. }), "{error:?}");
+    assert!(delay.hits() - begun < 5);
 }

@@ -55,12 +55,20 @@ impl Scene {
         Self::with_rules(Vec::new()).await
     }
 
-    /// In process, with fault rules of the SDK's own.
+    /// In process, with fault rules of the SDK's own, which hold once the store is open.
     pub(super) async fn with_rules(rules: Vec<Arc<FaultInjectionRule>>) -> Self {
         let account = account();
-        let client = client(&account, rules).await;
+        rules.iter().for_each(|rule| rule.disable());
+        let client = client(&account, rules.clone()).await;
         let store = bootstrap::open(&client, &config(&account)).await.unwrap();
-        Self { account, store, _served: None }
+        rules.iter().for_each(|rule| rule.enable());
+        Self::opened(account, store, None)
+    }
+
+    /// What opening took is not part of what a test counts.
+    fn opened(account: LocalAccount, store: Store, served: Option<Served>) -> Self {
+        account.reset_stats();
+        Self { account, store, _served: served }
     }
 
     pub(super) async fn over_http() -> Self {
@@ -84,7 +92,7 @@ impl Scene {
         let config = config.with_endpoint(served.endpoint());
         let client = connect::client(&config).await.unwrap();
         let store = bootstrap::open(&client, &config).await.unwrap();
-        Self { account, store, _served: Some(served) }
+        Self::opened(account, store, Some(served))
     }
 
     /// Makes the wire misbehave for this kind of request until the rule is removed.

@@ -1,0 +1,439 @@
+//! Tokens are asked for once and kept until shortly before they expire.
+//!
+//! The SDK asks the credential for a token with every request, and not every credential keeps them: the developer tools
+//! start `az` each time. Here
+//!
+//! - a token that is due for renewal is still used while it is valid; the new one is fetched beside the requests;
+//! - however many ask, one fetch is under way for each set of scopes, in a task of its own: a caller whose time is up does
+//!   not take it along;
+//! - where renewal fails, the old token serves as long as it is valid. An error is told to those who waited for that fetch
+//!   and to nobody else.
+
+use std::{
+    collections::HashMap,
+    error::Error as StdError,
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use async_trait::async_trait;
+use azure_core::{
+    credentials::{AccessToken, TokenCredential, TokenRequestOptions},
+    error::ErrorKind,
+    time::{Duration, OffsetDateTime},
+};
+use futures::{
+    future::{BoxFuture, Shared},
+    FutureExt,
+};
+use tokio::sync::oneshot;
+use tracing::warn;
+
+/// A token is renewed this long before it expires, or at half of its life where that is shorter.
+const AHEAD: Duration = Duration::minutes(5);
+/// How long a renewal that failed is left alone while the old token is valid.
+const RETRY_AFTER: Duration = Duration::seconds(10);
+
+type Now = Arc<dyn Fn() -> OffsetDateTime + Send + Sync>;
+type Fetch = Shared<BoxFuture<'static, Result<AccessToken, SharedError>>>;
+type Answer = oneshot::Sender<Result<AccessToken, SharedError>>;
+
+/// A credential that keeps what another one gives.
+pub(super) struct Cached {
+    inner: Arc<dyn TokenCredential>,
+    now: Now,
+    entries: Arc<Entries>,
+}
+
+/// By scopes. What else a request for a token carries is about how it is sent.
+#[derive(Default)]
+struct Entries(Mutex<HashMap<Vec<String>, Entry>>);
+
+#[derive(Default)]
+struct Entry {
+    kept: Option<Kept>,
+    under_way: Option<Fetch>,
+}
+
+struct Kept {
+    token: AccessToken,
+    renew_at: OffsetDateTime,
+}
+
+/// What a caller does.
+enum Plan {
+    Use(AccessToken),
+    Await(Fetch),
+}
+
+impl Cached {
+    pub(super) fn new(inner: Arc<dyn TokenCredential>) -> Self {
+        Self::with_clock(inner, Arc::new(OffsetDateTime::now_utc))
+    }
+
+    fn with_clock(inner: Arc<dyn TokenCredential>, now: Now) -> Self {
+        Self { inner, now, entries: Arc::default() }
+    }
+
+    /// What a caller does, and what is to be begun for it: not here, where the entries are locked.
+    fn plan(&self, scopes: &[String]) -> (Plan, Option<Answer>) {
+        let now = (self.now)();
+        self.entries.with(scopes, |entry| {
+            let valid = entry.kept.as_ref().filter(|kept| now < kept.token.expires_on);
+            if let Some(kept) = valid.filter(|kept| now < kept.renew_at) {
+                return (Plan::Use(kept.token.clone()), None);
+            }
+            let old = valid.map(|kept| kept.token.clone());
+            let (fetch, begin) = entry.join_fetch();
+            (old.map_or(Plan::Await(fetch), Plan::Use), begin)
+        })
+    }
+
+    /// Fetches a token in a task that goes on whether anybody waits or not.
+    fn begin(&self, scopes: Vec<String>, answer: Answer) {
+        let (inner, now) = (self.inner.clone(), self.now.clone());
+        let under_way = UnderWay { entries: self.entries.clone(), scopes };
+        tokio::spawn(async move {
+            let scopes: Vec<&str> = under_way.scopes.iter().map(String::as_str).collect();
+            let token = inner.get_token(&scopes, None).await.map_err(SharedError::new);
+            under_way.entries.with(&under_way.scopes, |entry| entry.keep(&token, now()));
+            drop(under_way);
+            // Nobody may be waiting.
+            let _ = answer.send(token);
+        });
+    }
+}
+
+impl Entries {
+    fn with<R>(&self, scopes: &[String], look: impl FnOnce(&mut Entry) -> R) -> R {
+        let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        look(entries.entry(scopes.to_vec()).or_default())
+    }
+}
+
+impl Entry {
+    /// The fetch that is under way, or a new one, which the caller begins.
+    fn join_fetch(&mut self) -> (Fetch, Option<Answer>) {
+        if let Some(fetch) = &self.under_way {
+            return (fetch.clone(), None);
+        }
+        let (answer, answered) = oneshot::channel();
+        let ended = async move { answered.await.unwrap_or_else(|cut_off| Err(SharedError::new(cut_off))) };
+        let fetch = ended.boxed().shared();
+        self.under_way = Some(fetch.clone());
+        (fetch, Some(answer))
+    }
+
+    /// Takes what a fetch gave: its token, or else the old one a while longer.
+    fn keep(&mut self, answer: &Result<AccessToken, SharedError>, now: OffsetDateTime) {
+        match answer {
+            Ok(token) => {
+                let ahead = AHEAD.min((token.expires_on - now) / 2);
+                self.kept = Some(Kept { token: token.clone(), renew_at: token.expires_on - ahead });
+            }
+            Err(error) => {
+                if let Some(kept) = self.kept.as_mut().filter(|kept| now < kept.token.expires_on) {
+                    warn!(%error, expires = %kept.token.expires_on, "the token could not be renewed; the old one is used");
+                    kept.renew_at = now + RETRY_AFTER;
+                }
+            }
+        }
+    }
+}
+
+/// A fetch under way. However it ends, also with its runtime, the next caller may begin another.
+struct UnderWay {
+    entries: Arc<Entries>,
+    scopes: Vec<String>,
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.entries.with(&self.scopes, |entry| entry.under_way = None);
+    }
+}
+
+#[async_trait]
+impl TokenCredential for Cached {
+    async fn get_token(
+        &self,
+        scopes: &[&str],
+        _options: Option<TokenRequestOptions<'_>>,
+    ) -> azure_core::Result<AccessToken> {
+        let scopes: Vec<String> = scopes.iter().map(|scope| (*scope).to_owned()).collect();
+        let (plan, begin) = self.plan(&scopes);
+        if let Some(answer) = begin {
+            self.begin(scopes, answer);
+        }
+        match plan {
+            Plan::Use(token) => Ok(token),
+            Plan::Await(fetch) => fetch.await.map_err(|error| azure_core::Error::new(ErrorKind::Credential, error)),
+        }
+    }
+}
+
+impl fmt::Debug for Cached {
+    // Not derived: it holds tokens.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Cached")
+    }
+}
+
+/// One failure, told to all who waited for it.
+#[derive(Clone, Debug)]
+struct SharedError(Arc<dyn StdError + Send + Sync>);
+
+impl SharedError {
+    fn new(error: impl StdError + Send + Sync + 'static) -> Self {
+        Self(Arc::new(error))
+    }
+}
+
+impl fmt::Display for SharedError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl StdError for SharedError {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::SeqCst};
+
+    use tokio::sync::{watch, Semaphore};
+
+    use super::*;
+
+    const SCOPE: &str = "https://cosmos.azure.com/.default";
+
+    /// A credential that counts, gives tokens of a certain life, and can be made to wait or to fail.
+    #[derive(Debug)]
+    struct Counting {
+        clock: Arc<AtomicI64>,
+        life: Duration,
+        begun: watch::Sender<u64>,
+        ended: watch::Sender<u64>,
+        gate: Semaphore,
+        failing: std::sync::atomic::AtomicBool,
+        number: AtomicU64,
+    }
+
+    struct Scene {
+        inner: Arc<Counting>,
+        cached: Arc<Cached>,
+        clock: Arc<AtomicI64>,
+    }
+
+    impl Scene {
+        fn new(life: Duration) -> Self {
+            let clock = Arc::new(AtomicI64::new(1_763_256_000));
+            let inner = Arc::new(Counting {
+                clock: clock.clone(),
+                life,
+                begun: watch::Sender::new(0),
+                ended: watch::Sender::new(0),
+                gate: Semaphore::new(Semaphore::MAX_PERMITS),
+                failing: false.into(),
+                number: AtomicU64::new(0),
+            });
+            let time = clock.clone();
+            let now = Arc::new(move || OffsetDateTime::from_unix_timestamp(time.load(SeqCst)).unwrap());
+            Self { cached: Arc::new(Cached::with_clock(inner.clone(), now)), inner, clock }
+        }
+
+        fn pass(&self, time: Duration) {
+            self.clock.fetch_add(time.whole_seconds(), SeqCst);
+        }
+
+        async fn token(&self) -> String {
+            self.cached.get_token(&[SCOPE], None).await.unwrap().token.secret().to_owned()
+        }
+
+        /// Waits until so many fetches have come to an end and are known to have.
+        async fn settled(&self, fetches: u64) {
+            self.inner.ended.subscribe().wait_for(|ended| *ended >= fetches).await.unwrap();
+            let scopes = [SCOPE.to_owned()];
+            while self.cached.entries.with(&scopes, |entry| entry.under_way.is_some()) {
+                tokio::task::yield_now().await;
+            }
+        }
+
+        fn fetches(&self) -> u64 {
+            *self.inner.begun.borrow()
+        }
+    }
+
+    #[async_trait]
+    impl TokenCredential for Counting {
+        async fn get_token(
+            &self,
+            scopes: &[&str],
+            _options: Option<TokenRequestOptions<'_>>,
+        ) -> azure_core::Result<AccessToken> {
+            self.begun.send_modify(|begun| *begun += 1);
+            self.gate.acquire().await.unwrap().forget();
+            let failing = self.failing.load(SeqCst);
+            let number = self.number.fetch_add(1, SeqCst) + 1;
+            self.ended.send_modify(|ended| *ended += 1);
+            if failing {
+                let cause = std::io::Error::other("az is not there");
+                return Err(azure_core::Error::with_error(ErrorKind::Credential, cause, "no token"));
+            }
+            let now = OffsetDateTime::from_unix_timestamp(self.clock.load(SeqCst)).unwrap();
+            Ok(AccessToken::new(format!("{number} for {}", scopes.join(" ")), now + self.life))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_token_is_asked_for_once_until_shortly_before_it_expires() {
+        let scene = Scene::new(Duration::hours(1));
+        let first = scene.token().await;
+        scene.pass(Duration::minutes(54));
+        assert_eq!(scene.token().await, first);
+        assert_eq!(scene.fetches(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_token_that_is_due_serves_while_the_next_one_is_fetched() {
+        let scene = Scene::new(Duration::hours(1));
+        let first = scene.token().await;
+        scene.pass(Duration::minutes(56));
+        scene.inner.gate.forget_permits(Semaphore::MAX_PERMITS);
+        for _ in 0..5 {
+            assert_eq!(scene.token().await, first);
+        }
+        scene.inner.begun.subscribe().wait_for(|begun| *begun == 2).await.unwrap();
+        scene.inner.gate.add_permits(1);
+        scene.settled(2).await;
+        assert_ne!(scene.token().await, first);
+        assert_eq!(scene.fetches(), 2);
+    }
+
+    #[tokio::test]
+    async fn a_token_of_a_short_life_is_renewed_at_half_of_it() {
+        let scene = Scene::new(Duration::minutes(2));
+        let first = scene.token().await;
+        scene.pass(Duration::seconds(59));
+        assert_eq!((scene.token().await, scene.fetches()), (first.clone(), 1));
+        scene.pass(Duration::seconds(2));
+        assert_eq!(scene.token().await, first);
+        scene.settled(2).await;
+        assert_ne!(scene.token().await, first);
+    }
+
+    #[tokio::test]
+    async fn many_who_ask_at_once_share_one_fetch() {
+        let scene = Scene::new(Duration::hours(1));
+        scene.inner.gate.forget_permits(Semaphore::MAX_PERMITS);
+        let asking: Vec<_> = (0..50)
+            .map(|_| {
+                let cached = scene.cached.clone();
+                tokio::spawn(async move { cached.get_token(&[SCOPE], None).await.unwrap().token.secret().to_owned() })
+            })
+            .collect();
+        scene.inner.begun.subscribe().wait_for(|begun| *begun == 1).await.unwrap();
+        scene.inner.gate.add_permits(1);
+        for asked in asking {
+            assert_eq!(asked.await.unwrap(), format!("1 for {SCOPE}"));
+        }
+        assert_eq!(scene.fetches(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_caller_who_gives_up_does_not_take_the_fetch_along() {
+        let scene = Scene::new(Duration::hours(1));
+        scene.inner.gate.forget_permits(Semaphore::MAX_PERMITS);
+        let cached = scene.cached.clone();
+        let caller = tokio::spawn(async move { cached.get_token(&[SCOPE], None).await });
+        scene.inner.begun.subscribe().wait_for(|begun| *begun == 1).await.unwrap();
+        caller.abort();
+        assert!(caller.await.unwrap_err().is_cancelled());
+        scene.inner.gate.add_permits(1);
+        assert_eq!(scene.token().await, format!("1 for {SCOPE}"));
+        assert_eq!(scene.fetches(), 1);
+    }
+
+    #[tokio::test]
+    async fn an_old_token_serves_as_long_as_it_is_valid_where_renewal_fails() {
+        let scene = Scene::new(Duration::hours(1));
+        let first = scene.token().await;
+        scene.pass(Duration::minutes(56));
+        scene.inner.failing.store(true, SeqCst);
+        assert_eq!(scene.token().await, first);
+        scene.settled(2).await;
+        assert_eq!((scene.token().await, scene.fetches()), (first.clone(), 2), "not tried again at once");
+        scene.pass(Duration::seconds(11));
+        assert_eq!(scene.token().await, first);
+        scene.settled(3).await;
+        scene.pass(Duration::minutes(5));
+        assert!(scene.cached.get_token(&[SCOPE], None).await.is_err(), "it has expired");
+        scene.inner.failing.store(false, SeqCst);
+        assert_ne!(scene.token().await, first);
+    }
+
+    #[tokio::test]
+    async fn an_error_is_told_with_its_reasons_and_not_kept() {
+        let scene = Scene::new(Duration::hours(1));
+        scene.inner.failing.store(true, SeqCst);
+        for asked in 1..=3 {
+            let error = scene.cached.get_token(&[SCOPE], None).await.unwrap_err();
+            let mut reasons = vec![error.to_string()];
+            let mut cause = StdError::source(&error);
+            while let Some(reason) = cause {
+                reasons.push(reason.to_string());
+                cause = reason.source();
+            }
+            let reasons = reasons.join(": ");
+            assert!(reasons.contains("no token") && reasons.contains("az is not there"), "{reasons}");
+            assert_eq!(scene.fetches(), asked);
+        }
+        scene.inner.failing.store(false, SeqCst);
+        assert_eq!(scene.token().await, format!("4 for {SCOPE}"));
+    }
+
+    #[tokio::test]
+    async fn each_set_of_scopes_has_a_token_of_its_own() {
+        let scene = Scene::new(Duration::hours(1));
+        let other = ["https://other/.default", "https://more/.default"];
+        for _ in 0..2 {
+            assert_eq!(scene.token().await, format!("1 for {SCOPE}"));
+            let token = scene.cached.get_token(&other, None).await.unwrap();
+            assert_eq!(token.token.secret(), "2 for https://other/.default https://more/.default");
+        }
+        assert_eq!(scene.fetches(), 2);
+    }
+
+    #[tokio::test]
+    async fn a_token_that_has_expired_already_is_given_and_not_kept() {
+        let scene = Scene::new(Duration::ZERO);
+        assert_eq!(scene.token().await, format!("1 for {SCOPE}"));
+        assert_eq!(scene.token().await, format!("2 for {SCOPE}"));
+    }
+
+    #[test]
+    fn a_fetch_that_ends_with_its_runtime_is_begun_again_in_the_next() {
+        let scene = Scene::new(Duration::hours(1));
+        scene.inner.gate.forget_permits(Semaphore::MAX_PERMITS);
+        let runtime = || tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime().block_on(async {
+            let cached = scene.cached.clone();
+            tokio::spawn(async move { cached.get_token(&[SCOPE], None).await });
+            scene.inner.begun.subscribe().wait_for(|begun| *begun == 1).await.unwrap();
+        });
+        scene.inner.gate.add_permits(1);
+        assert_eq!(runtime().block_on(scene.token()), format!("1 for {SCOPE}"));
+        assert_eq!(scene.fetches(), 2);
+    }
+
+    #[tokio::test]
+    async fn debug_shows_no_token() {
+        let scene = Scene::new(Duration::hours(1));
+        let token = scene.token().await;
+        assert!(!format!("{:?}", scene.cached).contains(&token));
+    }
+}

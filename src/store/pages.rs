@@ -1,0 +1,215 @@
+//! Queries, page by page.
+//!
+//! A page that fails is asked for again and the ones before it are not: a long history is read under throttling as long as
+//! each of its pages gets through. The position after the last page that came is the SDK's continuation; with it a query
+//! goes on in a new iterator, since one that has failed gives nothing more.
+
+use super::{
+    error::StoreError, operation_options, Answer, Call, Deadline, OperationKind, Response, Statement, Store, MIN_PAUSE,
+};
+use crate::model::Partition;
+use azure_data_cosmos::{
+    feed::{ContinuationToken, QueryPageIterator},
+    options::{FeedOptions, MaxItemCountHint, QueryOptions},
+    CosmosError, FeedScope, Query,
+};
+use futures::StreamExt;
+use serde::de::DeserializeOwned;
+use std::time::Duration;
+use tracing::Instrument;
+
+/// How long a query of several pages may take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Patience {
+    /// All its pages together.
+    Until(Deadline),
+    /// Each page: what makes progress may go on.
+    PerPage(Duration),
+}
+
+impl From<Deadline> for Patience {
+    fn from(deadline: Deadline) -> Self {
+        Self::Until(deadline)
+    }
+}
+
+impl Patience {
+    /// By when the next page must have come.
+    fn deadline(self) -> Deadline {
+        match self {
+            Self::Until(deadline) => deadline,
+            Self::PerPage(time) => Deadline::after(time),
+        }
+    }
+}
+
+impl Store {
+    /// Asks one logical partition; returns everything that matches.
+    pub(crate) async fn query_partition<T: DeserializeOwned + Send + 'static>(
+        &self,
+        partition: &Partition,
+        statement: Statement,
+        patience: impl Into<Patience>,
+    ) -> Result<Vec<T>, StoreError> {
+        let patience = patience.into();
+        let call = self.call(OperationKind::PartitionQuery, partition, statement.name(), patience.deadline());
+        self.pages(call, statement, FeedScope::partition(partition), patience)?.collect().await
+    }
+
+    /// Asks the whole container; returns everything that matches, so the statement bounds it.
+    pub(crate) async fn query_container<T: DeserializeOwned + Send + 'static>(
+        &self,
+        statement: Statement,
+        patience: impl Into<Patience>,
+    ) -> Result<Vec<T>, StoreError> {
+        self.container_pages(statement, patience)?.collect().await
+    }
+
+    /// Asks the whole container page by page, for what may be too much to hold or may stop early. Nothing is sent before
+    /// the first page is asked for.
+    pub(crate) fn container_pages<T: DeserializeOwned + Send + 'static>(
+        &self,
+        statement: Statement,
+        patience: impl Into<Patience>,
+    ) -> Result<Pages<T>, StoreError> {
+        let (anywhere, patience) = (Partition::system("any"), patience.into());
+        let call = self.call(OperationKind::ContainerQuery, &anywhere, statement.name(), patience.deadline());
+        self.pages(call, statement, FeedScope::full_container(), patience)
+    }
+
+    fn pages<T: DeserializeOwned + Send + 'static>(
+        &self,
+        call: Call,
+        statement: Statement,
+        scope: FeedScope,
+        patience: Patience,
+    ) -> Result<Pages<T>, StoreError> {
+        let page_size = statement.page_size().map_or(MaxItemCountHint::ServerDecides, MaxItemCountHint::Limit);
+        let query = statement.into_query()?;
+        let (store, position) = (self.clone(), Position::Start);
+        Ok(Pages { store, call, patience, query, scope, page_size, open: None, position })
+    }
+}
+
+/// The pages of one query, in order.
+pub(crate) struct Pages<T: Send> {
+    store: Store,
+    call: Call,
+    patience: Patience,
+    query: Query,
+    scope: FeedScope,
+    page_size: MaxItemCountHint,
+    /// The SDK's iterator, until a page of it fails.
+    open: Option<QueryPageIterator<T>>,
+    position: Position,
+}
+
+/// Where the pages that came so far end.
+enum Position {
+    Start,
+    After(ContinuationToken),
+    /// The SDK could not say.
+    Unknown,
+    End,
+}
+
+impl<T: DeserializeOwned + Send + 'static> Pages<T> {
+    /// The next page, which may be empty; none after the last.
+    pub(crate) async fn next(&mut self) -> Result<Option<Vec<T>>, StoreError> {
+        let span = self.call.span.clone();
+        self.next_page().instrument(span).await
+    }
+
+    /// All items that are left.
+    async fn collect(mut self) -> Result<Vec<T>, StoreError> {
+        let mut items = Vec::new();
+        while let Some(page) = self.next().await? {
+            items.extend(page);
+        }
+        Ok(items)
+    }
+
+    async fn next_page(&mut self) -> Result<Option<Vec<T>>, StoreError> {
+        self.call.deadline = self.patience.deadline();
+        let mut pause = MIN_PAUSE;
+        while !matches!(self.position, Position::End) {
+            if matches!((&self.open, &self.position), (None, Position::Unknown)) {
+                return Err(self.call.give_up("a page failed, and the SDK can't go on from the one before"));
+            }
+            let outcome = tokio::time::timeout_at(self.call.deadline.instant(), self.ask()).await;
+            if !matches!(outcome, Ok(Ok(_))) {
+                self.open = None;
+            }
+            let store = self.store.clone();
+            let judged = store.judge(&mut self.call, outcome, &mut pause).await;
+            match judged.map_err(|error| self.in_midst(error))? {
+                Some(Answer::Response(page)) => return Ok(page.items),
+                Some(Answer::Refused(refusal)) => {
+                    let detail = format!("the query {} was answered {refusal:?}", self.call.document);
+                    return Err(StoreError::Malformed { detail });
+                }
+                None => {}
+            }
+        }
+        Ok(None)
+    }
+
+    /// Asks for the page at the present position, once.
+    async fn ask(&mut self) -> Result<Page<T>, CosmosError> {
+        let pages = match &mut self.open {
+            Some(pages) => pages,
+            None => {
+                let options = self.options();
+                let container = &self.store.inner.container;
+                let items = container.query_items::<T>(self.query.clone(), self.scope.clone(), Some(options)).await?;
+                self.open.insert(items.into_pages())
+            }
+        };
+        let Some(page) = pages.next().await.transpose()? else {
+            self.position = Position::End;
+            return Ok(Page { items: None, requests: 0, charge: 0.0 });
+        };
+        self.position = pages.to_continuation_token().map_or(Position::Unknown, Position::After);
+        let charge = page.headers().request_charge().map_or(0.0, |c| c.value());
+        let requests = page.diagnostics().request_count();
+        Ok(Page { items: Some(page.into_items()), requests, charge })
+    }
+
+    fn options(&self) -> QueryOptions {
+        let feed =
+            FeedOptions::default().with_max_item_count(self.page_size).with_max_fan_out(self.store.inner.max_fan_out);
+        let options = QueryOptions::default()
+            .with_operation_options(operation_options(self.call.deadline))
+            .with_feed_options(feed);
+        match &self.position {
+            Position::After(token) => options.with_continuation_token(token.clone()),
+            _ => options,
+        }
+    }
+
+    /// A query whose first page was taken is not wrong in itself: what is refused later is its continuation, as when
+    /// partitions have merged meanwhile. Asked again from the start it works.
+    fn in_midst(&self, error: StoreError) -> StoreError {
+        match (&self.position, error) {
+            (Position::After(_), StoreError::Rejected { detail, .. }) => self.call.give_up(&detail),
+            (_, error) => error,
+        }
+    }
+}
+
+/// One page, or the end.
+struct Page<T> {
+    items: Option<Vec<T>>,
+    requests: usize,
+    charge: f64,
+}
+
+impl<T> Response for Page<T> {
+    fn requests(&self) -> usize {
+        self.requests
+    }
+
+    fn charge(&self) -> f64 {
+        self.charge
+    }
+}

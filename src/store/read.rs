@@ -1,0 +1,119 @@
+//! Reading one document by its id.
+//!
+//! Two kinds of read, told apart by what they are for:
+//!
+//! - one that only **looks** ([`Freshness::Session`]) may be answered by any region, at least as new as what this process
+//!   has written or seen;
+//! - one that **decides** what became of a write ([`Freshness::LatestCommitted`]) is answered where writes go. A quorum
+//!   read of another region, however strong within it, may not have the write yet: a commit would look undone, a lock free.
+//!
+//! No option of a point read names the write region, and a region that is preferred, hedged or failed over to for reads
+//! need not be it. A transactional batch goes where writes go and nowhere else; this one holds a single read.
+
+use super::{batch::Results, error::StoreError, no_etag, unreadable, Answer, Deadline, OperationKind, Store};
+use crate::model::{DocumentId, Partition};
+use azure_core::http::Etag;
+use azure_data_cosmos::{
+    options::{ContentResponseOnWrite, ItemReadOptions},
+    TransactionalBatch,
+};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tracing::Instrument;
+
+/// Which writes a read must see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Freshness {
+    /// What this process has written and been told about, at least.
+    Session,
+    /// Everything that was committed, answers that never came included: for reads that decide an outcome.
+    LatestCommitted,
+}
+
+/// A document as it was read, with the ETag that it had.
+#[derive(Clone, Debug)]
+pub(crate) struct Versioned<T> {
+    pub(crate) document: T,
+    pub(crate) etag: Etag,
+}
+
+impl<T: DeserializeOwned> Versioned<T> {
+    /// A document as a query that selects all of it returns it.
+    pub(crate) fn from_row(row: Value) -> Result<Self, StoreError> {
+        let id = row.get("id").and_then(Value::as_str).unwrap_or("without id").to_owned();
+        let etag = row.get("_etag").and_then(Value::as_str).ok_or_else(|| no_etag(&id))?;
+        let etag = Etag::from(etag.to_owned());
+        let document = serde_json::from_value(row)
+            .map_err(|e| StoreError::Malformed { detail: format!("document {id} can't be read: {e}") })?;
+        Ok(Self { document, etag })
+    }
+}
+
+impl Store {
+    /// Reads a document by its id.
+    pub(crate) async fn read<T: DeserializeOwned>(
+        &self,
+        partition: &Partition,
+        id: &DocumentId,
+        freshness: Freshness,
+        deadline: Deadline,
+    ) -> Result<Option<Versioned<T>>, StoreError> {
+        match freshness {
+            Freshness::Session => self.read_anywhere(partition, id, deadline).await,
+            Freshness::LatestCommitted => self.read_where_writes_go(partition, id, deadline).await,
+        }
+    }
+
+    async fn read_anywhere<T: DeserializeOwned>(
+        &self,
+        partition: &Partition,
+        id: &DocumentId,
+        deadline: Deadline,
+    ) -> Result<Option<Versioned<T>>, StoreError> {
+        let mut call = self.call(OperationKind::Read, partition, id.as_str(), deadline);
+        let span = call.span.clone();
+        let reading = self.ride_out(&mut call, |options| {
+            let options = ItemReadOptions::default().with_operation_options(options);
+            Box::pin(self.inner.container.read_item(partition, id.as_str(), Some(options)))
+        });
+        let response = match reading.instrument(span).await? {
+            Answer::Response(response) => response,
+            Answer::Refused(_) => return Ok(None),
+        };
+        let etag = response.headers().etag().cloned().ok_or_else(|| no_etag(id.as_str()))?;
+        let document = response.into_model().map_err(|e| unreadable(id.as_str(), &e))?;
+        Ok(Some(Versioned { document, etag }))
+    }
+
+    async fn read_where_writes_go<T: DeserializeOwned>(
+        &self,
+        partition: &Partition,
+        id: &DocumentId,
+        deadline: Deadline,
+    ) -> Result<Option<Versioned<T>>, StoreError> {
+        let call = self.call(OperationKind::Read, partition, id.as_str(), deadline);
+        let batch = TransactionalBatch::new(partition).read_item(id.as_str().to_owned(), None);
+        // A batch counts as a write: unless bodies are asked for, the SDK asks the service to leave them out.
+        let results = self.send_batch(call, batch, ContentResponseOnWrite::Enabled).await?;
+        read_result(id, &results)
+    }
+}
+
+/// The document in the answer to a batch that only reads it.
+fn read_result<T: DeserializeOwned>(id: &DocumentId, results: &Results) -> Result<Option<Versioned<T>>, StoreError> {
+    match results.failed() {
+        Some(failed) if failed.status == 404 => return Ok(None),
+        Some(failed) => {
+            let detail = format!("the read of {id} was answered {}", failed.status);
+            return Err(StoreError::Malformed { detail });
+        }
+        None => {}
+    }
+    let result = &results.done(1)?[0];
+    let etag = result.etag().map(Etag::from).ok_or_else(|| no_etag(id.as_str()))?;
+    let document = result.into_model().map_err(|e| unreadable(id.as_str(), &e))?;
+    let document = document.ok_or_else(|| StoreError::Malformed {
+        detail: format!("the service's answer for {id} has an ETag but no document"),
+    })?;
+    Ok(Some(Versioned { document, etag }))
+}
