@@ -25,7 +25,7 @@ const OPERATION: &str = "delete_instances_atomic";
 const SET: usize = 100;
 /// Roots whose trees are looked for at once, and how many such groups are dealt with at a time.
 const ROOTS: usize = 200;
-const GROUPS: usize = 4;
+const GROUPS: usize = 2;
 
 /// What keeps a set from being deleted: an instance of it, or something else.
 struct Obstacle {
@@ -96,6 +96,7 @@ async fn delete_set(engine: &Arc<Engine>, ids: &[String], force: bool) -> Result
         return Err(obstacles);
     }
     if let Err(error) = plan.decide().await {
+        plan.undo(&others).await;
         return Err(vec![error.into()]);
     }
     Ok(plan.finish().await)

@@ -179,10 +179,8 @@ async fn seal_all(engine: &Arc<Engine>) -> Result<(), StoreError> {
         if found < WORTH_SEALING {
             return Ok(());
         }
-        counters = seal(engine, &who, counters, finished).await?;
-        if sealed_by_another(engine, &counters.document, &who) {
-            return Ok(());
-        }
+        let Some(after) = seal(engine, &who, counters, finished).await? else { return Ok(()) };
+        counters = after;
         if found < BUSY {
             tokio::time::sleep(LOOK_EVERY).await;
         }
@@ -233,28 +231,23 @@ fn entry_bytes(id: &str) -> usize {
 }
 
 /// One round. A row may be stale: whoever has sealed the instance since did so in another round, so that the step can't be
-/// taken. Returns the counters as they are after it.
+/// taken. Returns the counters as they are after it, or nothing where another one does it.
 async fn seal(
     engine: &Arc<Engine>,
     who: &str,
     counters: Versioned<CountersDocument>,
     finished: Vec<Versioned<InstanceDocument>>,
-) -> Result<Versioned<CountersDocument>, StoreError> {
+) -> Result<Option<Versioned<CountersDocument>>, StoreError> {
     let round = Engine::new_token();
-    let mut steps: BTreeMap<String, Sealing> = BTreeMap::new();
-    let mut known: HashMap<String, Versioned<InstanceDocument>> = HashMap::new();
-    for row in finished {
-        let InstanceDocument { instance_id, status, totals, sealed, .. } = &row.document;
-        let now = status.clone().map(|status| Sealed { status, totals: *totals, round: round.clone() });
-        let (id, step) = (instance_id.as_str().to_owned(), Sealing { was: sealed.clone(), now });
-        steps.insert(id.clone(), step);
-        known.insert(id, row);
-    }
+    let mut steps: BTreeMap<String, Sealing> = finished.iter().map(|row| step_of(&row.document, &round)).collect();
     debug!(instances = steps.len(), "sealing finished instances");
     let mut noted = counters;
     loop {
         // What another has noted is its own to take.
         steps.retain(|id, step| noted.document.sealing.get(id).is_none_or(|theirs| theirs == step));
+        if steps.is_empty() || sealed_by_another(engine, &noted.document, who) {
+            return Ok(None);
+        }
         let mut next = noted.document.clone();
         next.sealing.extend(steps.clone());
         next.sealer = Some(lease(engine, who));
@@ -263,12 +256,17 @@ async fn seal(
             break;
         }
         noted = self::counters(engine).await?;
-        if sealed_by_another(engine, &noted.document, who) {
-            return Ok(noted);
-        }
     }
-    let taken = take_steps(engine, steps, known).await?;
-    count(engine, noted, &taken, Some(who)).await
+    let known = finished.into_iter().map(|row| (row.document.instance_id.as_str().to_owned(), row)).collect();
+    let taken = take_steps(engine, steps, known).await;
+    count(engine, noted, &taken, Some(who)).await.map(Some)
+}
+
+/// The step of a finished instance, from what the counters hold of it to its figures.
+fn step_of(document: &InstanceDocument, round: &str) -> (String, Sealing) {
+    let InstanceDocument { instance_id, status, totals, sealed, .. } = document;
+    let now = status.clone().map(|status| Sealed { status, totals: *totals, round: round.to_owned() });
+    (instance_id.as_str().to_owned(), Sealing { was: sealed.clone(), now })
 }
 
 fn lease(engine: &Engine, who: &str) -> Lock {
@@ -278,20 +276,23 @@ fn lease(engine: &Engine, who: &str) -> Lock {
 /// A step, and whether the instance's document has taken it.
 type Taken = (String, Sealing, bool);
 
+/// Takes steps. One that can't be taken now, nor be found out about, stays in the note, and does not stop the others.
 async fn take_steps(
     engine: &Arc<Engine>,
     steps: BTreeMap<String, Sealing>,
     mut known: HashMap<String, Versioned<InstanceDocument>>,
-) -> Result<Vec<Taken>, StoreError> {
-    let steps = steps.into_iter().map(|(id, step)| (known.remove(&id), id, step)).collect::<Vec<_>>();
-    stream::iter(steps)
-        .map(|(known, id, step)| async move {
-            let taken = take_step(engine, known, &id, &step).await?;
-            Ok((id, step, taken))
-        })
-        .buffer_unordered(CONCURRENCY)
-        .try_collect()
-        .await
+) -> Vec<Taken> {
+    let steps: Vec<_> = steps.into_iter().map(|(id, step)| (known.remove(&id), id, step)).collect();
+    let taking = stream::iter(steps).map(|(known, id, step)| async move {
+        match take_step(engine, known, &id, &step).await {
+            Ok(taken) => Some((id, step, taken)),
+            Err(error) => {
+                warn!(partition = id, %error, "an instance is counted later");
+                None
+            }
+        }
+    });
+    taking.buffer_unordered(CONCURRENCY).filter_map(std::future::ready).collect().await
 }
 
 /// Takes the step of one instance's document; whether it is taken afterwards. It is not where the instance has changed.
@@ -375,7 +376,7 @@ async fn count(
 /// Finishes entries that others have left in the note.
 async fn settle(engine: &Arc<Engine>, steps: BTreeMap<String, Sealing>) -> Result<(), StoreError> {
     debug!(instances = steps.len(), "settling what was left in the counters' note");
-    let taken = take_steps(engine, steps, HashMap::new()).await?;
+    let taken = take_steps(engine, steps, HashMap::new()).await;
     count(engine, counters(engine).await?, &taken, None).await?;
     Ok(())
 }

@@ -202,17 +202,25 @@ impl<'a> Plan<'a> {
         carry_out(self.engine, &self.partition, &self.mark.plan, Patience::Endless).await
     }
 
-    /// Takes the marks off again. Best effort: whoever meets one goes on with that.
+    /// Takes the marks off again. Best effort: whoever meets one goes on with that. A plan that was decided after all, with the
+    /// answer lost, is finished instead.
     pub(super) async fn undo(&self, others: &[String]) {
         let Self { engine, mark, partition, .. } = self;
-        let ours = give_up(engine, partition, &mark.plan).await;
-        let carried = carry_out(engine, partition, &mark.plan, Patience::Endless).await;
-        if let Some(error) = ours.as_ref().err().or(carried.trouble.as_ref()) {
-            info!(instance_id = mark.coordinator, %error, "marks of a deletion are taken off later");
-        }
-        if let Ok(false) = ours {
-            // Another one gave it up, and may have looked at an instance before we marked it.
-            unmark_all(engine, others, &mark.plan).await;
+        let undone = async {
+            let ours = give_up(engine, partition, &mark.plan).await?;
+            let theirs = coordinators_mark(engine, mark, engine.deadline()).await?;
+            let decided = theirs.is_some_and(|theirs| theirs.mark.verdict == Verdict::Decided);
+            if let Some(error) = carry_out(engine, partition, &mark.plan, Patience::Endless).await.trouble {
+                return Err(error);
+            }
+            if !ours && !decided {
+                // Another one gave it up, and may have looked at an instance before we marked it.
+                unmark_all(engine, others, &mark.plan).await;
+            }
+            Ok::<(), StoreError>(())
+        };
+        if let Err(error) = undone.await {
+            info!(instance_id = mark.coordinator, %error, "the marks of a deletion are seen to later");
         }
     }
 }

@@ -231,7 +231,9 @@ async fn open(
     let partition = &hint.partition;
     let Ours { token, document, etag, claimed_at, contents } = ours;
     let warm = contents.filter(|contents| contents.kv.is_some());
-    let loaded = match (known_messages(engine, hint, &document, claimed_at), warm) {
+    let from_memory = known_messages(engine, hint, &document, claimed_at).filter(|_| warm.is_some());
+    let asked = from_memory.is_none();
+    let loaded = match (from_memory, warm) {
         (Some(messages), Some(contents)) => Ok(load::Loaded { messages, contents: Ok(contents), dead: Vec::new() }),
         (_, warm) => load::load(engine, partition, &document, warm, claimed_at, deadline).await,
     };
@@ -301,8 +303,11 @@ async fn open(
     let taken: std::collections::HashSet<_> = state.taken.iter().map(|taken| taken.id.clone()).collect();
     let handle = TurnHandle { token: token.clone(), partition: partition.clone(), state: state.into() };
     engine.turns.insert(token.clone(), Arc::new(handle));
-    // Timers that are not due yet keep their place in the ready queue.
-    for message in hint.messages.iter().filter(|m| !taken.contains(&m.id)) {
+    // Timers that are not due yet keep their place in the ready queue. What is due and was not found is gone: erased with a
+    // former instance of the same name, perhaps. Unless there was too much for one turn.
+    let all_found = asked && taken.len() < load::MAX_MESSAGES;
+    let is_gone = |m: &&MessageDocument| all_found && m.due <= claimed_at;
+    for message in hint.messages.iter().filter(|m| !taken.contains(&m.id) && !is_gone(m)) {
         engine.dispatch.offer_message(message.clone());
     }
     Ok(Claimed::Turn(Box::new((item, token, max_attempts))))
@@ -325,6 +330,12 @@ fn known_messages(
     let mut visible: Vec<MessageDocument> = hint.messages.iter().filter(waits).cloned().collect();
     visible.sort_by(|a, b| a.seq.cmp(&b.seq));
     visible.dedup_by(|a, b| a.id == b.id);
+    // Where there is no instance, what a former one of the same name was sent may have been erased with it.
+    let may_be_of_another =
+        |m: &MessageDocument| !m.starts || !(m.delivered || MessageDocument::is_from_outside(&m.id));
+    if !document.exists() && visible.iter().any(may_be_of_another) {
+        return None;
+    }
     (!visible.is_empty()).then_some(visible)
 }
 

@@ -10,7 +10,7 @@ use duroxide::Event;
 use std::{collections::HashMap, sync::Arc};
 
 /// At most so many messages go into one turn: the rest waits for the next.
-const MAX_MESSAGES: usize = 500;
+pub(super) const MAX_MESSAGES: usize = 500;
 
 /// The contents of an instance's partition, as a turn needs them.
 pub(crate) struct Loaded {
