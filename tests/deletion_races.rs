@@ -199,3 +199,20 @@ async fn a_claim_that_is_given_back_while_its_instance_is_marked_leaves_the_mark
         begin(&worker, "i", Vec::new(), Vec::new()).await;
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_raised_before_the_deletion_is_decided_goes_with_the_instance() {
+    let Race { scene, worker, deleter } = race(Vec::new()).await;
+    let gate = Gate::new();
+    // Both partitions are asked for children before the mark, and again after it.
+    let check = WireRule::new(WireAction::HoldBefore(gate.clone())).client("deleter").on(RequestKind::Query);
+    scene.account.wire().add(check.skip(2));
+    let deletion = tokio::spawn(async move { admin(&deleter).delete_instance("i", true).await });
+    gate.reached().await;
+    assert!(scene.of_kind("i", "instance").await[0].get("deleting").is_some(), "marked");
+    worker.enqueue_for_orchestrator(external("i", "early"), None).await.unwrap();
+    gate.open();
+    deletion.await.unwrap().unwrap();
+    worker.enqueue_for_orchestrator(start("i"), None).await.unwrap();
+    starts_clean(&scene, &worker).await;
+}

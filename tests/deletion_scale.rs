@@ -55,7 +55,7 @@ async fn cut_tree(children: usize, passing: u64) -> usize {
     let b = scene.provider("b").await;
     let tree = plant(&scene, &b, "root", children, 20).await;
     let a = scene.provider("a").await;
-    let cut = if passing % 2 == 0 { scene.cut_after("a", passing) } else { scene.cut("a", passing) };
+    let cut = if passing.is_multiple_of(2) { scene.cut_after("a", passing) } else { scene.cut("a", passing) };
     let ended = until_cut(admin(&a).delete_instance("root", false), &cut).await;
     assert!(matches!(ended, Ended::Cut), "the deletion took no more than {passing} requests");
     drop(a);
@@ -196,7 +196,7 @@ async fn cut_bulk(passing: u64) {
     flock(&scene, &b, 150).await;
     plant(&scene, &b, "root", 5, 10).await;
     let a = scene.provider("a").await;
-    let cut = if passing % 2 == 0 { scene.cut_after("a", passing) } else { scene.cut("a", passing) };
+    let cut = if passing.is_multiple_of(2) { scene.cut_after("a", passing) } else { scene.cut("a", passing) };
     let ended = until_cut(admin(&a).delete_instance_bulk(everything(1_000)), &cut).await;
     assert!(matches!(ended, Ended::Cut), "the bulk deletion took no more than {passing} requests");
     drop(a);

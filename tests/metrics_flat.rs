@@ -121,7 +121,10 @@ async fn cut_while_sealing(passing: u64, answer_only: bool) -> bool {
     // Its process dies, and what it was doing with it.
     drop(a);
     let case = format!("cut after {passing}, answer only: {answer_only}");
-    assert_eq!(figures(&admin(&b).get_system_metrics().await.unwrap()), completed_only(COUNT), "{case}");
+    // Another one asks, and dies when it has heard, whatever it has begun: what is copied below must not be sealed yet.
+    let c = scene.provider("c").await;
+    assert_eq!(figures(&admin(&c).get_system_metrics().await.unwrap()), completed_only(COUNT), "{case}");
+    drop(c);
     // Another round, by the one that is left.
     finish(&b, "j0", None).await;
     scene.copy("j0", (1..50).map(|n| format!("j{n}"))).await;

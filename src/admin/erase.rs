@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     engine::Engine,
-    model::{kind, DocumentId, InstanceDocument, MessageDocument, Partition},
+    model::{kind, Deleting, DocumentId, InstanceDocument, MessageDocument, Partition},
     store::{batch::MAX_OPERATIONS, queries, BatchOutcome, Operation, StoreError, Versioned},
     turn::instance_id,
 };
@@ -35,11 +35,12 @@ pub(super) struct Erased {
     pub(super) trouble: Option<StoreError>,
 }
 
-/// Erases the instances of `ids` that carry the mark of a decided plan, and takes them out of the counters together.
-pub(super) async fn erase_all(engine: &Arc<Engine>, ids: &[String], plan: &str, patience: Patience) -> Erased {
+/// Erases the instances of `ids` that carry the mark of a decided plan, and takes them out of the counters together. `verdict`
+/// is the coordinator's mark: it says when the plan was decided.
+pub(super) async fn erase_all(engine: &Arc<Engine>, ids: &[String], verdict: &Deleting, patience: Patience) -> Erased {
     let partitions: Vec<Partition> = ids.iter().filter_map(|id| Partition::instance(id).ok()).collect();
     let mut erased = Erased { whole: true, ..Erased::default() };
-    let found = match metrics::note_leaving(engine, &partitions, plan).await {
+    let found = match metrics::note_leaving(engine, &partitions, &verdict.plan).await {
         Ok(found) => found,
         Err(error) => return Erased { trouble: Some(error), whole: false, ..erased },
     };
@@ -47,7 +48,7 @@ pub(super) async fn erase_all(engine: &Arc<Engine>, ids: &[String], plan: &str, 
         .map(|found| async move {
             let partition = found.document.instance_id.clone();
             let mut result = DeleteInstanceResult::default();
-            let outcome = erase(engine, found, plan, patience, &mut result).await;
+            let outcome = erase(engine, found, verdict, patience, &mut result).await;
             (partition, result, outcome)
         })
         .buffer_unordered(CONCURRENCY);
@@ -86,7 +87,7 @@ struct Row {
 
 impl Row {
     /// Whether it may be meant for a new instance of the same name: what came from outside any turn, or starts an instance
-    /// on behalf of another one, after the deletion began.
+    /// on behalf of another one, after the deletion was decided.
     fn is_for_the_next(&self, before: &str) -> bool {
         let from_elsewhere = MessageDocument::is_from_outside(&self.id) || (self.starts && self.delivered);
         self.is_message() && from_elsewhere && self.seq.as_deref().is_some_and(|seq| seq > before)
@@ -105,7 +106,7 @@ impl Row {
 async fn erase(
     engine: &Arc<Engine>,
     found: Versioned<InstanceDocument>,
-    plan: &str,
+    verdict: &Deleting,
     patience: Patience,
     result: &mut DeleteInstanceResult,
 ) -> Result<bool, StoreError> {
@@ -114,16 +115,16 @@ async fn erase(
     loop {
         let found = match known.take() {
             Some(found) => Some(found),
-            None => metrics::note_leaving(engine, std::slice::from_ref(&partition), plan).await?.pop(),
+            None => metrics::note_leaving(engine, std::slice::from_ref(&partition), &verdict.plan).await?.pop(),
         };
         engine.cache.forget(&partition);
         let Some(found) = found else { return Ok(true) };
-        match empty(engine, &found, patience, result).await? {
+        match empty(engine, &found, &verdict.before, patience, result).await? {
             Emptied::Wholly => {
                 result.instances_deleted = u64::from(found.document.exists());
                 result.executions_deleted = found.document.totals.executions;
                 result.events_deleted = found.document.totals.events;
-                sweep_late(engine, &found.document).await?;
+                sweep_late(engine, &partition, &verdict.before).await?;
                 return Ok(true);
             }
             Emptied::LookAgain if !patience.is_over() => {}
@@ -143,12 +144,13 @@ enum Emptied {
 async fn empty(
     engine: &Arc<Engine>,
     found: &Versioned<InstanceDocument>,
+    before: &str,
     patience: Patience,
     result: &mut DeleteInstanceResult,
 ) -> Result<Emptied, StoreError> {
     let (partition, mut etag) = (&found.document.instance_id, found.etag.clone());
     let (next, mut rows): (Vec<Row>, Vec<Row>) =
-        contents(engine, &found.document).await?.into_iter().partition(|row| is_kept(row, &found.document));
+        contents(engine, partition).await?.into_iter().partition(|row| row.is_for_the_next(before));
     rows.retain(|row| row.kind != kind::INSTANCE);
     let documents = rows.len();
     while rows.len() >= MAX_OPERATIONS {
@@ -173,13 +175,8 @@ async fn empty(
     Ok(Emptied::Wholly)
 }
 
-fn is_kept(row: &Row, document: &InstanceDocument) -> bool {
-    document.deleting.as_ref().is_some_and(|mark| row.is_for_the_next(&mark.before))
-}
-
-async fn contents(engine: &Engine, document: &InstanceDocument) -> Result<Vec<Row>, StoreError> {
-    let statement = queries::CONTENTS.statement();
-    engine.store.query_partition(&document.instance_id, statement, engine.deadline()).await
+async fn contents(engine: &Engine, partition: &Partition) -> Result<Vec<Row>, StoreError> {
+    engine.store.query_partition(partition, queries::CONTENTS.statement(), engine.deadline()).await
 }
 
 enum Deleted {
@@ -210,14 +207,13 @@ async fn delete_with(
 
 /// Deletes messages that came between the last look and the end, unless there is a new instance, which they may be for. Their
 /// ids are theirs alone, so that this can't hit another document.
-async fn sweep_late(engine: &Engine, document: &InstanceDocument) -> Result<(), StoreError> {
-    let rows = contents(engine, document).await?;
+async fn sweep_late(engine: &Engine, partition: &Partition, before: &str) -> Result<(), StoreError> {
+    let rows = contents(engine, partition).await?;
     if rows.iter().any(|row| row.kind == kind::INSTANCE) {
         return Ok(());
     }
-    let late: Vec<DocumentId> =
-        rows.into_iter().filter(|row| row.is_message() && !is_kept(row, document)).map(|row| row.id).collect();
-    remove(engine, &document.instance_id, &late).await
+    let late = rows.into_iter().filter(|row| row.is_message() && !row.is_for_the_next(before));
+    remove(engine, partition, &late.map(|row| row.id).collect::<Vec<_>>()).await
 }
 
 /// Deletes documents in batches. One that is gone already is no reason to stop.

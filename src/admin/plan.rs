@@ -100,7 +100,7 @@ impl<'a> Plan<'a> {
         force: bool,
     ) -> Result<Option<(Self, Vec<String>)>, (String, Unmarked)> {
         let (name, before) = (Engine::new_token(), engine.sequencer.next());
-        let mut looking = stream::iter(ids.to_vec().into_iter().enumerate())
+        let mut looking = stream::iter(ids.iter().cloned().enumerate())
             .map(|(at, id)| async move {
                 let there = is_there(engine, &id).await;
                 (at, id, there)
@@ -172,9 +172,10 @@ impl<'a> Plan<'a> {
 
     /// The write that decides: from here on the set does not exist.
     pub(super) async fn decide(&self) -> Result<(), StoreError> {
-        let due = self.engine.now() + staging::TAKEOVER_AFTER;
+        let (due, before) = (self.engine.now() + staging::TAKEOVER_AFTER, self.engine.sequencer.next());
         self.rewrite(&[], |document, mark| {
             mark.verdict = Verdict::Decided;
+            mark.before.clone_from(&before);
             document.due = Some(due);
         })
         .await
@@ -373,7 +374,7 @@ async fn carry_on(
     match mark.verdict {
         Verdict::Open => return Ok(false),
         Verdict::Decided => {
-            let erased = erase::erase_all(engine, &members, plan, patience).await;
+            let erased = erase::erase_all(engine, &members, &mark, patience).await;
             super::add(&mut carried.result, erased.result);
             if let Some(error) = erased.trouble {
                 return Err(error);
@@ -550,7 +551,7 @@ pub(crate) async fn recover(
             give_up(engine, &coordinator, &mark.plan).await?;
         }
         Verdict::Decided if id != mark.coordinator => {
-            let erased = erase::erase_all(engine, &[id.to_owned()], &mark.plan, patience).await;
+            let erased = erase::erase_all(engine, &[id.to_owned()], &theirs.mark, patience).await;
             return erased.trouble.map_or(Ok(true), Err);
         }
         Verdict::GivenUp if id != mark.coordinator => {

@@ -165,7 +165,8 @@ pub(crate) struct Deleting {
     pub(crate) plan: String,
     /// The instance whose document decides whether the plan holds.
     pub(crate) coordinator: String,
-    /// Messages that were made later may belong to a new instance of the same name.
+    /// When the plan began, in the coordinator when it was decided: messages that were made after that may belong to a new
+    /// instance of the same name.
     pub(crate) before: String,
     /// In the coordinator only: what became of the plan. Until it is decided nothing is deleted.
     #[serde(default)]
