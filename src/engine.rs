@@ -28,6 +28,10 @@ pub(crate) struct Engine {
     pub(crate) dispatch: Dispatch,
     /// Held while what a poll has seen of others' messages is delivered.
     pub(crate) reconciling: tokio::sync::Mutex<()>,
+    /// Held while finished instances are moved into the counters.
+    pub(crate) sealing: tokio::sync::Mutex<()>,
+    /// Held while the counters' note of what is erased is written, so that this process does not race itself.
+    pub(crate) counting: tokio::sync::Mutex<()>,
     /// Cancelled when the provider is dropped.
     pub(crate) stopping: CancellationToken,
     pub(crate) tasks: TaskTracker,
@@ -44,6 +48,8 @@ impl Engine {
             works: DashMap::new(),
             session_owners: DashSet::new(),
             reconciling: tokio::sync::Mutex::default(),
+            sealing: tokio::sync::Mutex::default(),
+            counting: tokio::sync::Mutex::default(),
             stopping: CancellationToken::new(),
             tasks: TaskTracker::new(),
             store,

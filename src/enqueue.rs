@@ -3,6 +3,7 @@
 //! A create whose id nobody else has is safe to send again: "there already" means that an earlier attempt did it.
 
 use crate::{
+    admin::delete,
     engine::Engine,
     model::{item, DocumentId, EventSet, HistoryDocument, InstanceDocument, MessageDocument, Partition, WorkDocument},
     store::{
@@ -156,7 +157,7 @@ async fn check_duplicates(
 
 /// One batch that also changes the instance's document, so that caches notice; `false` where it changed meanwhile.
 async fn append(
-    engine: &Engine,
+    engine: &Arc<Engine>,
     partition: &Partition,
     execution: u64,
     history: &HistoryDocument,
@@ -168,6 +169,11 @@ async fn append(
         Some(Versioned { document, etag }) => (document, Some(etag)),
         None => (InstanceDocument::new(partition.clone(), &Engine::new_token(), engine.now()), None),
     };
+    if document.deleting.is_some() {
+        // What is written now would go with the instance, or come back after it.
+        delete::recover(engine, &document, delete::UNDO_AFTER, deadline).await?;
+        return Err(StoreError::Unavailable { detail: "the instance is being deleted".to_owned() });
+    }
     if document.execution == execution {
         for event in events {
             document.events.insert(event.event_id);

@@ -137,3 +137,39 @@ async fn two_workers_that_compete_for_a_session_never_own_it_at_the_same_time() 
         assert!(scene.of_kind(instance, "work").await.is_empty());
     }
 }
+
+/// Sessions whose locks expired long ago, written past any provider.
+async fn expired_sessions(scene: &Scene, count: usize) {
+    let container = scene.container().await;
+    for n in 0..count {
+        let key = format!("$s:s{n}");
+        let session = serde_json::json!({
+            "id": "session", "instanceId": key, "type": "session", "sessionId": format!("s{n}"), "owner": "gone",
+            "lockedUntil": 1_000 + n / 100, "lastActivity": 1_000,
+        });
+        container.create_item(key, "session", &session, None).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cleaning_expired_sessions_up_takes_about_a_request_each_and_leaves_those_that_work_waits_for() {
+    let scene = Scene::new(4);
+    let a = scene.provider("a").await;
+    // Activities wait for ten of them, five of which are the oldest.
+    let wanted: BTreeSet<String> = (0..5).chain(515..520).map(|n| format!("s{n}")).collect();
+    let work = wanted.iter().zip(2..).map(|(session, id)| activity_with("i", id, Some(session), None)).collect();
+    begin(&a, "i", work, Vec::new()).await;
+    expired_sessions(&scene, 620).await;
+    let before = scene.account.stats_of("a");
+    assert_eq!(a.cleanup_orphaned_sessions(Duration::from_secs(1)).await.unwrap(), 610);
+    let spent = (scene.account.stats_of("a") - before).items().requests;
+    assert!(spent <= 671 + 30, "{spent} requests for 620 sessions");
+    let left: BTreeSet<String> = scene
+        .documents()
+        .await
+        .iter()
+        .filter(|d| d["type"] == "session")
+        .map(|d| d["sessionId"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(left, wanted);
+}

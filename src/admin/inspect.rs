@@ -1,16 +1,17 @@
 //! What there is.
 
-use super::{delete, InstanceRow};
+use super::{plan, InstanceRow};
 use crate::{
     engine::Engine,
     model::{status, EventSet, ExecutionDocument, InstanceDocument, KvDocument, Millis, Partition, StatusDocument},
-    store::{queries, Deadline, Freshness, Statement, StoreError, Versioned},
-    turn::{load, read},
+    store::{queries, queries::names_in_questions, Deadline, Freshness, Statement, StoreError, Versioned},
+    turn::{load, read, release::read_latest},
 };
 use duroxide::{
-    providers::{ExecutionInfo, InstanceInfo, ProviderError},
+    providers::{ExecutionInfo, InstanceFilter, InstanceInfo, ProviderError},
     Event, EventKind, SystemStats,
 };
+use futures::{stream, StreamExt, TryStreamExt};
 use serde::Deserialize;
 use std::{
     collections::{BTreeSet, HashMap},
@@ -24,17 +25,19 @@ pub(crate) async fn instances(
     deadline: Deadline,
 ) -> Result<Vec<InstanceRow>, StoreError> {
     let rows: Vec<InstanceRow> = engine.store.query_container(statement, deadline).await?;
-    let mut visible = Vec::with_capacity(rows.len());
-    for row in rows {
-        let deleted = match &row.deleting {
-            Some(mark) => delete::is_decided(engine, &row.instance_id, mark, deadline).await?,
-            None => false,
-        };
-        if !deleted && row.status.is_some() {
-            visible.push(row);
-        }
-    }
-    Ok(visible)
+    visible(engine, rows, deadline).await
+}
+
+/// The instances among some rows that are there, and not deleted.
+pub(super) async fn visible(
+    engine: &Arc<Engine>,
+    mut rows: Vec<InstanceRow>,
+    deadline: Deadline,
+) -> Result<Vec<InstanceRow>, StoreError> {
+    let marked = rows.iter().filter_map(|row| Some((row.instance_id.clone(), row.deleting.clone()?))).collect();
+    let deleted = plan::deleted_among(engine, marked, deadline).await?;
+    rows.retain(|row| row.status.is_some() && !deleted.contains(&row.instance_id));
+    Ok(rows)
 }
 
 /// The document of an instance that exists.
@@ -285,32 +288,45 @@ fn carried_forward(events: &[Event]) -> u64 {
         .unwrap_or(0)
 }
 
-/// The children of some instances, and whose they are.
+/// The children of some instances, and whose they are. One question: the caller cuts it to size.
 pub(crate) async fn children(
     engine: &Arc<Engine>,
     parents: &[String],
     deadline: Deadline,
 ) -> Result<Vec<InstanceRow>, StoreError> {
-    let mut rows = Vec::new();
-    for chunk in parents.chunks(200) {
-        let statement = queries::CHILDREN.statement().bind("@parents", chunk);
-        rows.extend(instances(engine, statement, deadline).await?);
-    }
-    Ok(rows)
+    let statement = queries::CHILDREN.statement().bind("@parents", parents);
+    instances(engine, statement, deadline).await
 }
+
+/// Parents whose children are asked for at once.
+pub(super) const PARENTS: usize = 200;
 
 /// An instance with all that descend from it, parents before children, each once.
 pub(crate) async fn tree(engine: &Arc<Engine>, root: &str) -> Result<Vec<String>, StoreError> {
-    let deadline = engine.deadline();
-    let mut all = vec![root.to_owned()];
-    let mut seen: BTreeSet<String> = all.iter().cloned().collect();
-    let mut generation = all.clone();
+    let mut trees = forest(engine, &[root.to_owned()]).await?;
+    Ok(trees.pop().unwrap_or_default())
+}
+
+/// Several roots, each with all that descend from it. A generation of all of them is asked for at once.
+pub(super) async fn forest(engine: &Arc<Engine>, roots: &[String]) -> Result<Vec<Vec<String>>, StoreError> {
+    let mut trees: Vec<Vec<String>> = roots.iter().map(|root| vec![root.clone()]).collect();
+    let mut tree_of: HashMap<String, usize> =
+        roots.iter().enumerate().map(|(tree, root)| (root.clone(), tree)).collect();
+    let mut generation = roots.to_vec();
     while !generation.is_empty() {
-        let rows = children(engine, &generation, deadline).await?;
-        generation = rows.iter().filter_map(InstanceRow::id).filter(|id| seen.insert(id.clone())).collect();
-        all.extend(generation.iter().cloned());
+        let mut next = Vec::new();
+        for parents in names_in_questions(&generation, PARENTS) {
+            for row in children(engine, parents, engine.deadline()).await? {
+                let Some((id, parent)) = row.id().zip(row.parent) else { continue };
+                let Some(tree) = tree_of.get(&parent).copied().filter(|_| !tree_of.contains_key(&id)) else { continue };
+                tree_of.insert(id.clone(), tree);
+                trees[tree].push(id.clone());
+                next.push(id);
+            }
+        }
+        generation = next;
     }
-    Ok(all)
+    Ok(trees)
 }
 
 /// Whether an instance may be deleted without force.
@@ -329,25 +345,38 @@ pub(crate) async fn list(
     Ok(rows.iter().filter_map(InstanceRow::id).collect())
 }
 
-/// The instances that a bulk operation takes, oldest first.
-pub(crate) async fn filtered(
+/// What duroxide's own provider does where a filter has no limit.
+const DEFAULT_LIMIT: u32 = 1_000;
+
+/// The instances that a bulk operation may take, those among them whose deletion was left half-way included: those that the
+/// filter names, or all, oldest first.
+pub(super) async fn candidates(engine: &Arc<Engine>, filter: &InstanceFilter) -> Result<Vec<InstanceRow>, StoreError> {
+    let Some(named) = &filter.instance_ids else {
+        // The place where this goes from page to page and stops at the limit, once the store can.
+        return engine.store.query_container(queries::INSTANCES_TO_CLEAN.statement(), engine.deadline()).await;
+    };
+    let unique: BTreeSet<&String> = named.iter().collect();
+    let partitions: Vec<Partition> = unique.into_iter().filter_map(|id| Partition::instance(id).ok()).collect();
+    let reading = stream::iter(partitions).map(|partition| async move {
+        let found = read_latest(engine, &partition, engine.deadline()).await?;
+        Ok(found.map(|found| InstanceRow::of(&found.document)))
+    });
+    let found: Vec<Option<InstanceRow>> = reading.buffered(16).try_collect().await?;
+    Ok(found.into_iter().flatten().collect())
+}
+
+/// Those of the candidates that the filter takes, up to its limit.
+pub(super) async fn chosen(
     engine: &Arc<Engine>,
-    filter: &duroxide::providers::InstanceFilter,
+    candidates: Vec<InstanceRow>,
+    filter: &InstanceFilter,
     fits: impl Fn(&InstanceRow) -> bool,
-    operation: &str,
-) -> Result<Vec<String>, ProviderError> {
-    /// What duroxide's own provider does where no limit is given.
-    const DEFAULT_LIMIT: u32 = 1_000;
-    if filter.instance_ids.as_ref().is_some_and(Vec::is_empty) {
-        return Ok(Vec::new());
-    }
-    let rows = instances(engine, queries::INSTANCES_TO_CLEAN.statement(), engine.deadline()).await;
-    let rows = rows.map_err(|e| e.into_provider_error(operation))?;
-    let limit = filter.limit.unwrap_or(DEFAULT_LIMIT) as usize;
+) -> Result<Vec<String>, StoreError> {
     let ended = |row: &InstanceRow| {
         filter.completed_before.is_none_or(|before| row.completed_at.is_some_and(|ended| ended < before))
     };
-    let named = |id: &String| filter.instance_ids.as_ref().is_none_or(|ids| ids.contains(id));
-    let ids = rows.iter().filter(|row| fits(row) && ended(row)).filter_map(InstanceRow::id).filter(named);
-    Ok(ids.take(limit).collect())
+    let fitting = candidates.into_iter().filter(|row| fits(row) && ended(row)).collect();
+    let limit = filter.limit.unwrap_or(DEFAULT_LIMIT) as usize;
+    let visible = visible(engine, fitting, engine.deadline()).await?;
+    Ok(visible.iter().filter_map(InstanceRow::id).take(limit).collect())
 }

@@ -5,29 +5,46 @@
 //!
 //! 1. the counters note which instances take a step, from what they hold of each to what they will;
 //! 2. each instance's document takes its step: it loses `tally` and notes what the counters hold of it;
-//! 3. the counters add the figures of those that took it, and the note goes.
+//! 3. the counters add the figures of those that took it, and their entries in the note go.
 //!
-//! An instance that is erased takes the step back to nothing in the same way. Whoever finds a note in the counters finishes
-//! it first, so a crash at any point is mended by the next round. An instance that changes again is open again, contributes
-//! the difference to what the counters hold of it, and is sealed again.
+//! An instance that is erased takes the step back to nothing in the same way; its erasure is the step. Entries are
+//! independent of each other: each is counted by the one write that takes it out of the note. Entries of a process that has
+//! died are looked after by the next that seals. An instance that changes again is open again, contributes the difference to
+//! what the counters hold of it, and is sealed again.
 
-use super::delete;
+use super::plan;
 use crate::{
     engine::Engine,
-    model::{status, CountersDocument, Deleting, InstanceDocument, Partition, Sealed, Sealing, Totals},
+    model::{
+        clock::millis, status, CountersDocument, Deleting, InstanceDocument, Lock, Partition, Sealed, Sealing, Totals,
+    },
     store::{queries, Deadline, Freshness, StoreError, Versioned, WriteOutcome},
     turn::{instance_id, release::read_latest},
 };
+use azure_core::http::Etag;
 use duroxide::providers::{QueueDepths, SystemMetrics};
 use futures::{stream, StreamExt, TryStreamExt};
 use serde::Deserialize;
-use std::sync::Arc;
-use tracing::debug;
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+use tracing::{debug, warn};
 
-/// Sealed in one round.
-const ROUND: usize = 50;
+/// Fewer finished instances than that are left to be summed up; more would make every call dear.
+const WORTH_SEALING: usize = 50;
+/// Where a look finds so many there is much to do: the next look follows by itself.
+const BUSY: usize = 250;
+const LOOK_EVERY: Duration = Duration::from_secs(3);
 /// Documents that are sealed at once.
-const CONCURRENCY: usize = 16;
+const CONCURRENCY: usize = 32;
+/// A process that seals is left alone for so long after its last word.
+const LEASE: Duration = Duration::from_secs(5);
+/// What the note may come to: well below the limit of a document.
+const MAX_NOTE_BYTES: usize = 1_000_000;
+/// How often the metrics are read again because figures moved meanwhile.
+const LOOKS: usize = 5;
 
 #[derive(Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -44,30 +61,39 @@ struct OpenRow {
 }
 
 impl OpenRow {
-    fn figures(&self, round: &str) -> Option<Sealed> {
-        let status = self.status.clone()?;
-        Some(Sealed { status, totals: self.totals, round: round.to_owned() })
+    fn figures(&self) -> Option<Sealed> {
+        Some(Sealed { status: self.status.clone()?, totals: self.totals, round: String::new() })
+    }
+
+    fn is_to_be_sealed(&self) -> bool {
+        self.deleting.is_none() && self.status.as_deref().is_some_and(status::is_terminal)
     }
 }
 
 /// The system's figures: exact while at most 1,000 instances are open, a lower bound of what runs beyond that.
 pub(crate) async fn system(engine: &Arc<Engine>) -> Result<SystemMetrics, StoreError> {
     let deadline = engine.deadline();
-    // Sealing is housekeeping: it must not keep a caller from its answer.
-    let time_to_seal = Deadline::after(engine.config.operation_timeout() / 2);
-    loop {
-        let counters = read_counters(engine, deadline).await?.map_or_else(CountersDocument::new, |c| c.document);
-        let open = open_instances(engine, deadline).await?;
-        let metrics = sum(engine, &counters, &open, deadline).await?;
-        let finished = steps(&open);
-        // Few finished ones are left for the next time; many would make every call dear.
-        if finished.len() < ROUND || time_to_seal.passed() {
-            return Ok(metrics);
+    let mut counters = read_counters(engine, deadline).await?;
+    let mut open = open_instances(engine, deadline).await?;
+    for _ in 1..LOOKS {
+        // Figures that moved into the counters between the two questions would be missing from both.
+        let again = read_counters(engine, deadline).await?;
+        if version(again.as_ref()) == version(counters.as_ref()) {
+            break;
         }
-        for round in finished.chunks(ROUND) {
-            seal(engine, round, deadline).await?;
-        }
+        counters = again;
+        open = open_instances(engine, deadline).await?;
     }
+    let counters = counters.map_or_else(CountersDocument::new, |counters| counters.document);
+    // Sealing is housekeeping: it must not keep a caller from its answer.
+    if open.iter().filter(|row| row.is_to_be_sealed()).count() >= WORTH_SEALING {
+        seal_soon(engine);
+    }
+    sum(engine, &counters, &open, deadline).await
+}
+
+fn version(counters: Option<&Versioned<CountersDocument>>) -> Option<&Etag> {
+    counters.map(|counters| &counters.etag)
 }
 
 async fn open_instances(engine: &Engine, deadline: Deadline) -> Result<Vec<OpenRow>, StoreError> {
@@ -87,22 +113,19 @@ async fn sum(
 ) -> Result<SystemMetrics, StoreError> {
     let mut total = counters.clone();
     let mut running = 0i64;
+    let rows: HashMap<&str, &OpenRow> = open.iter().map(|row| (row.instance_id.as_str(), row)).collect();
     for (id, step) in &counters.sealing {
         // Where its document is not open any more, or shows it, the step is taken and not counted yet.
-        let row = open.iter().find(|row| row.instance_id.as_str() == id);
-        if row.is_none_or(|row| row.sealed == step.now) {
+        if rows.get(id.as_str()).is_none_or(|row| row.sealed == step.now) {
             total.count_step(step);
         }
     }
+    let deleted = plan::deleted_among(engine, marked(open), deadline).await?;
     for row in open {
         if let Some(sealed) = &row.sealed {
             total.count(sealed, -1);
         }
-        let deleted = match &row.deleting {
-            Some(mark) => delete::is_decided(engine, &row.instance_id, mark, deadline).await?,
-            None => false,
-        };
-        if let Some(figures) = row.figures("").filter(|_| !deleted) {
+        if let Some(figures) = row.figures().filter(|_| !deleted.contains(&row.instance_id)) {
             total.count(&figures, 1);
             running += i64::from(figures.status == status::RUNNING);
         }
@@ -118,64 +141,179 @@ async fn sum(
     })
 }
 
-/// The steps of the finished instances. A row may be stale: whoever has sealed the instance since did so in another round, so
-/// that the step can't be taken.
-fn steps(open: &[OpenRow]) -> Vec<(String, Sealing)> {
-    let round = Engine::new_token();
-    open.iter()
-        .filter(|row| row.deleting.is_none())
-        .filter_map(|row| {
-            let now = row.figures(&round).filter(|figures| status::is_terminal(&figures.status))?;
-            let step = Sealing { was: row.sealed.clone(), now: Some(now) };
-            Some((row.instance_id.as_str().to_owned(), step))
-        })
-        .collect()
+fn marked(open: &[OpenRow]) -> Vec<(Partition, Deleting)> {
+    open.iter().filter_map(|row| Some((row.instance_id.clone(), row.deleting.clone()?))).collect()
 }
 
-/// Moves the figures of finished instances into the counters.
-async fn seal(engine: &Arc<Engine>, round: &[(String, Sealing)], deadline: Deadline) -> Result<(), StoreError> {
-    let mut current = settle(engine, deadline).await?;
-    current.document.sealing = round.iter().cloned().collect();
-    if write_counters(engine, &current, deadline).await? {
-        settle(engine, deadline).await?;
-    }
-    Ok(())
-}
-
-/// Finishes what the counters note as being sealed, and returns them without a note.
-async fn settle(engine: &Arc<Engine>, deadline: Deadline) -> Result<Versioned<CountersDocument>, StoreError> {
-    loop {
-        let Some(mut counters) = read_counters(engine, deadline).await? else {
-            let fresh = CountersDocument::new();
-            engine.store.create(&fresh.instance_id, &fresh.id, &fresh, deadline).await?;
-            continue;
+/// Moves the figures of finished instances into the counters, in the background, one at a time in this process.
+fn seal_soon(engine: &Arc<Engine>) {
+    let engine_too = engine.clone();
+    engine.spawn(async move {
+        let Ok(_alone) = engine_too.sealing.try_lock() else { return };
+        let sealing = async {
+            if let Err(error) = seal_all(&engine_too).await {
+                warn!(%error, "finished instances are counted later");
+            }
         };
-        if counters.document.sealing.is_empty() {
-            return Ok(counters);
+        tokio::select! {
+            () = engine_too.stopping.cancelled() => {}
+            () = sealing => {}
         }
-        let sealing = std::mem::take(&mut counters.document.sealing);
-        debug!(instances = sealing.len(), "sealing finished instances");
-        let taken: Vec<Option<Sealing>> = stream::iter(sealing)
-            .map(|(id, step)| async move { Ok(take_step(engine, &id, &step, deadline).await?.then_some(step)) })
-            .buffer_unordered(CONCURRENCY)
-            .try_collect()
-            .await?;
-        for step in taken.iter().flatten() {
-            counters.document.count_step(step);
-        }
-        write_counters(engine, &counters, deadline).await?;
+    });
+}
+
+/// Seals round after round, as long as there is much to do and nobody else does it.
+async fn seal_all(engine: &Arc<Engine>) -> Result<(), StoreError> {
+    let who = Engine::new_token();
+    let mut counters = counters(engine).await?;
+    if sealed_by_another(engine, &counters.document, &who) {
+        return Ok(());
     }
+    if !counters.document.sealing.is_empty() {
+        settle(engine, counters.document.sealing).await?;
+        counters = self::counters(engine).await?;
+    }
+    loop {
+        let finished = finished_instances(engine).await?;
+        let found = finished.len();
+        if found < WORTH_SEALING {
+            return Ok(());
+        }
+        let Some(after) = seal(engine, &who, counters, finished).await? else { return Ok(()) };
+        counters = after;
+        if found < BUSY {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+}
+
+fn sealed_by_another(engine: &Engine, counters: &CountersDocument, who: &str) -> bool {
+    counters.sealer.as_ref().is_some_and(|sealer| sealer.token != who && sealer.until > engine.now())
+}
+
+/// The counters, made where there are none.
+async fn counters(engine: &Engine) -> Result<Versioned<CountersDocument>, StoreError> {
+    let deadline = engine.deadline();
+    loop {
+        if let Some(found) = read_counters(engine, deadline).await? {
+            return Ok(found);
+        }
+        let fresh = CountersDocument::new();
+        engine.store.create(&fresh.instance_id, &fresh.id, &fresh, deadline).await?;
+    }
+}
+
+/// An instance's document with its ETag, as a query returns it.
+#[derive(Deserialize)]
+struct FinishedRow {
+    #[serde(flatten)]
+    document: InstanceDocument,
+    #[serde(rename = "_etag")]
+    etag: Etag,
+}
+
+/// As many as go into one note.
+async fn finished_instances(engine: &Engine) -> Result<Vec<Versioned<InstanceDocument>>, StoreError> {
+    let statement = queries::FINISHED_INSTANCES.statement();
+    let rows: Vec<FinishedRow> = engine.store.query_container(statement, engine.deadline()).await?;
+    let mut bytes = 0;
+    let finished = rows.into_iter().filter(|row| row.document.deleting.is_none()).take_while(|row| {
+        bytes += entry_bytes(row.document.instance_id.as_str());
+        bytes < MAX_NOTE_BYTES / 2
+    });
+    Ok(finished.map(|FinishedRow { document, etag }| Versioned { document, etag }).collect())
+}
+
+/// What an entry adds to the note, at most.
+fn entry_bytes(id: &str) -> usize {
+    const STEP: usize = 400;
+    id.len() + STEP
+}
+
+/// One round. A row may be stale: whoever has sealed the instance since did so in another round, so that the step can't be
+/// taken. Returns the counters as they are after it, or nothing where another one does it.
+async fn seal(
+    engine: &Arc<Engine>,
+    who: &str,
+    counters: Versioned<CountersDocument>,
+    finished: Vec<Versioned<InstanceDocument>>,
+) -> Result<Option<Versioned<CountersDocument>>, StoreError> {
+    let round = Engine::new_token();
+    let mut steps: BTreeMap<String, Sealing> = finished.iter().map(|row| step_of(&row.document, &round)).collect();
+    debug!(instances = steps.len(), "sealing finished instances");
+    let mut noted = counters;
+    loop {
+        // What another has noted is its own to take.
+        steps.retain(|id, step| noted.document.sealing.get(id).is_none_or(|theirs| theirs == step));
+        if steps.is_empty() || sealed_by_another(engine, &noted.document, who) {
+            return Ok(None);
+        }
+        let mut next = noted.document.clone();
+        next.sealing.extend(steps.clone());
+        next.sealer = Some(lease(engine, who));
+        if let Some(written) = write_counters(engine, next, &noted.etag).await? {
+            noted = written;
+            break;
+        }
+        noted = self::counters(engine).await?;
+    }
+    let known = finished.into_iter().map(|row| (row.document.instance_id.as_str().to_owned(), row)).collect();
+    let taken = take_steps(engine, steps, known).await;
+    count(engine, noted, &taken, Some(who)).await.map(Some)
+}
+
+/// The step of a finished instance, from what the counters hold of it to its figures.
+fn step_of(document: &InstanceDocument, round: &str) -> (String, Sealing) {
+    let InstanceDocument { instance_id, status, totals, sealed, .. } = document;
+    let now = status.clone().map(|status| Sealed { status, totals: *totals, round: round.to_owned() });
+    (instance_id.as_str().to_owned(), Sealing { was: sealed.clone(), now })
+}
+
+fn lease(engine: &Engine, who: &str) -> Lock {
+    Lock { token: who.to_owned(), until: engine.now() + millis(LEASE) }
+}
+
+/// A step, and whether the instance's document has taken it.
+type Taken = (String, Sealing, bool);
+
+/// Takes steps. One that can't be taken now, nor be found out about, stays in the note, and does not stop the others.
+async fn take_steps(
+    engine: &Arc<Engine>,
+    steps: BTreeMap<String, Sealing>,
+    mut known: HashMap<String, Versioned<InstanceDocument>>,
+) -> Vec<Taken> {
+    let steps: Vec<_> = steps.into_iter().map(|(id, step)| (known.remove(&id), id, step)).collect();
+    let taking = stream::iter(steps).map(|(known, id, step)| async move {
+        match take_step(engine, known, &id, &step).await {
+            Ok(taken) => Some((id, step, taken)),
+            Err(error) => {
+                warn!(partition = id, %error, "an instance is counted later");
+                None
+            }
+        }
+    });
+    taking.buffer_unordered(CONCURRENCY).filter_map(std::future::ready).collect().await
 }
 
 /// Takes the step of one instance's document; whether it is taken afterwards. It is not where the instance has changed.
-async fn take_step(engine: &Engine, id: &str, step: &Sealing, deadline: Deadline) -> Result<bool, StoreError> {
+async fn take_step(
+    engine: &Engine,
+    mut known: Option<Versioned<InstanceDocument>>,
+    id: &str,
+    step: &Sealing,
+) -> Result<bool, StoreError> {
     // The note holds the partition's own value.
     let Ok(partition) = serde_json::from_value::<Partition>(serde_json::Value::String(id.to_owned())) else {
         return Ok(false);
     };
+    let deadline = engine.deadline();
     loop {
-        let Some(Versioned { mut document, etag }) = read_latest(engine, &partition, deadline).await? else {
-            // Erased: only a document that has taken the step to nothing is.
+        let found = match known.take() {
+            Some(known) => Some(known),
+            None => read_latest(engine, &partition, deadline).await?,
+        };
+        let Some(Versioned { mut document, etag }) = found else {
+            // Erased: that is the step to nothing, and an instance whose step that was not had not taken any.
             return Ok(step.now.is_none());
         };
         if !step_is_open(&document, step) {
@@ -193,35 +331,136 @@ async fn take_step(engine: &Engine, id: &str, step: &Sealing, deadline: Deadline
     }
 }
 
-/// Whether a document can take the step and has not yet.
+/// Whether a document can take the step and has not yet. One that can't never will: else a step that was found not taken,
+/// and dropped, could be taken after that.
 fn step_is_open(document: &InstanceDocument, step: &Sealing) -> bool {
     let Some(now) = &step.now else { return document.sealed == step.was };
     let same = document.totals == now.totals && document.status.as_ref() == Some(&now.status);
-    let before = document.sealed == step.was && document.tally.is_some();
-    same && before && document.deleting.is_none()
+    same && document.sealed == step.was && document.tally.is_some()
 }
 
-/// Takes an instance that is being erased out of the counters. Afterwards its document notes nothing of them.
-pub(crate) async fn forget(engine: &Arc<Engine>, partition: &Partition, deadline: Deadline) -> Result<(), StoreError> {
+/// Takes entries out of the note and counts those whose step is taken. One that is not there any more was counted by
+/// another.
+async fn count(
+    engine: &Engine,
+    mut counters: Versioned<CountersDocument>,
+    taken: &[Taken],
+    sealer: Option<&str>,
+) -> Result<Versioned<CountersDocument>, StoreError> {
     loop {
-        let mut counters = settle(engine, deadline).await?;
-        let found = read_latest(engine, partition, deadline).await?;
-        let Some(was) = found.and_then(|found| found.document.sealed) else { return Ok(()) };
-        let step = Sealing { was: Some(was), now: None };
-        counters.document.sealing.insert(partition.as_str().to_owned(), step);
-        // Written or not, by us or another: what is noted is settled before the next look.
-        write_counters(engine, &counters, deadline).await?;
+        let mut next = counters.document.clone();
+        let mut changed = false;
+        for (id, step, taken) in taken {
+            if next.sealing.get(id) != Some(step) {
+                continue;
+            }
+            next.sealing.remove(id);
+            changed = true;
+            if *taken {
+                next.count_step(step);
+            }
+        }
+        if !changed {
+            return Ok(counters);
+        }
+        if let Some(who) = sealer {
+            next.sealer = Some(lease(engine, who));
+        }
+        if let Some(written) = write_counters(engine, next, &counters.etag).await? {
+            return Ok(written);
+        }
+        counters = self::counters(engine).await?;
     }
 }
 
+/// Finishes entries that others have left in the note.
+async fn settle(engine: &Arc<Engine>, steps: BTreeMap<String, Sealing>) -> Result<(), StoreError> {
+    debug!(instances = steps.len(), "settling what was left in the counters' note");
+    let taken = take_steps(engine, steps, HashMap::new()).await;
+    count(engine, counters(engine).await?, &taken, None).await?;
+    Ok(())
+}
+
+/// The instances that carry a plan's mark and are about to be erased, after the counters have noted so of those that they
+/// hold. The counters are read before the documents and written only if nobody has changed them since: whoever else
+/// erases the same instance and has counted it out has changed them.
+pub(super) async fn note_leaving(
+    engine: &Arc<Engine>,
+    partitions: &[Partition],
+    plan: &str,
+) -> Result<Vec<Versioned<InstanceDocument>>, StoreError> {
+    let _alone = engine.counting.lock().await;
+    loop {
+        let counters = read_counters(engine, engine.deadline()).await?;
+        let leaving = marked_documents(engine, partitions, plan).await?;
+        let Some(Versioned { document, etag }) = counters else { return Ok(leaving) };
+        let (next, full) = noted(&document, &leaving);
+        if full {
+            settle(engine, document.sealing).await?;
+            continue;
+        }
+        if next.sealing == document.sealing || write_counters(engine, next, &etag).await?.is_some() {
+            return Ok(leaving);
+        }
+    }
+}
+
+async fn marked_documents(
+    engine: &Engine,
+    partitions: &[Partition],
+    plan: &str,
+) -> Result<Vec<Versioned<InstanceDocument>>, StoreError> {
+    let found: Vec<Option<Versioned<InstanceDocument>>> = stream::iter(partitions.to_vec())
+        .map(|partition| async move { read_latest(engine, &partition, engine.deadline()).await })
+        .buffer_unordered(CONCURRENCY)
+        .try_collect()
+        .await?;
+    let ours =
+        |found: &Versioned<InstanceDocument>| found.document.deleting.as_ref().is_some_and(|mark| mark.plan == plan);
+    Ok(found.into_iter().flatten().filter(ours).collect())
+}
+
+/// The counters with the steps to nothing of what is leaving, and whether there is no room for them. A step in the note that
+/// such an instance has taken is counted with it. One that it has not taken stays: whoever noted it may be about to take it.
+fn noted(counters: &CountersDocument, leaving: &[Versioned<InstanceDocument>]) -> (CountersDocument, bool) {
+    let mut next = counters.clone();
+    for Versioned { document, .. } in leaving {
+        let Some(was) = document.sealed.clone() else { continue };
+        let step = Sealing { was: Some(was), now: None };
+        let before = next.sealing.insert(document.instance_id.as_str().to_owned(), step);
+        if let Some(before) = before.filter(|before| before.now.is_some() && before.now == document.sealed) {
+            next.count_step(&before);
+        }
+    }
+    let bytes: usize = next.sealing.keys().map(|id| entry_bytes(id)).sum();
+    let full = bytes > MAX_NOTE_BYTES && !counters.sealing.is_empty();
+    (next, full)
+}
+
+/// Counts instances out that are erased.
+pub(super) async fn count_out(engine: &Engine, erased: &[Partition]) -> Result<(), StoreError> {
+    let Some(counters) = read_counters(engine, engine.deadline()).await? else { return Ok(()) };
+    let erased: HashSet<&str> = erased.iter().map(Partition::as_str).collect();
+    let leaving = |(id, step): (&String, &Sealing)| {
+        (step.now.is_none() && erased.contains(id.as_str())).then(|| (id.clone(), step.clone(), true))
+    };
+    let taken: Vec<Taken> = counters.document.sealing.iter().filter_map(leaving).collect();
+    count(engine, counters, &taken, None).await?;
+    Ok(())
+}
+
+/// Writes the counters where they are as `etag` says; none where they have changed.
 async fn write_counters(
     engine: &Engine,
-    counters: &Versioned<CountersDocument>,
-    deadline: Deadline,
-) -> Result<bool, StoreError> {
-    let Versioned { document, etag } = counters;
-    let written = engine.store.replace(&document.instance_id, &document.id, document, Some(etag), deadline).await?;
-    Ok(matches!(written, WriteOutcome::Done(_)))
+    document: CountersDocument,
+    etag: &Etag,
+) -> Result<Option<Versioned<CountersDocument>>, StoreError> {
+    let (partition, id, deadline) = (&document.instance_id, &document.id, engine.deadline());
+    let written = engine.store.replace(partition, id, &document, Some(etag), deadline).await?;
+    Ok(match written {
+        WriteOutcome::Done(etag) => Some(Versioned { document, etag }),
+        WriteOutcome::Refused(_) => None,
+    })
 }
 
 #[derive(Deserialize)]

@@ -1,11 +1,14 @@
 //! Listing, inspecting, deleting and pruning.
 
 pub(crate) mod delete;
+mod erase;
 pub(crate) mod inspect;
 pub(crate) mod metrics;
+mod plan;
 pub(crate) mod prune;
 
-use crate::model::{status, Deleting, Millis, Partition};
+use crate::model::{status, Deleting, InstanceDocument, Millis, Partition};
+use duroxide::providers::{DeleteInstanceResult, ProviderError};
 use serde::Deserialize;
 
 /// A row of a query for instances.
@@ -24,11 +27,49 @@ pub(crate) struct InstanceRow {
 }
 
 impl InstanceRow {
+    fn of(document: &InstanceDocument) -> Self {
+        Self {
+            instance_id: document.instance_id.clone(),
+            status: document.status.clone(),
+            parent: document.parent.clone(),
+            completed_at: document.completed_at,
+            deleting: document.deleting.clone(),
+        }
+    }
+
     pub(crate) fn id(&self) -> Option<String> {
         self.instance_id.instance_id().map(ToOwned::to_owned)
     }
 
     pub(crate) fn is_terminal(&self) -> bool {
         self.status.as_deref().is_some_and(status::is_terminal)
+    }
+}
+
+fn add(result: &mut DeleteInstanceResult, more: DeleteInstanceResult) {
+    result.instances_deleted += more.instances_deleted;
+    result.executions_deleted += more.executions_deleted;
+    result.events_deleted += more.events_deleted;
+    result.queue_messages_deleted += more.queue_messages_deleted;
+}
+
+/// What a bulk operation has met. One failure does not stop the others; it is what the call ends with only where nothing at
+/// all could be done.
+#[derive(Default)]
+struct Failures {
+    first: Option<ProviderError>,
+}
+
+impl Failures {
+    fn note(&mut self, instance: &str, error: ProviderError) {
+        tracing::warn!(instance_id = instance, error = error.message, "a bulk operation leaves an instance out");
+        self.first.get_or_insert(error);
+    }
+
+    fn unless<T>(self, something_done: bool, result: T) -> Result<T, ProviderError> {
+        match self.first {
+            Some(error) if !something_done => Err(error),
+            _ => Ok(result),
+        }
     }
 }

@@ -4,18 +4,21 @@
 //! anybody who looks. Their documents are erased after it, and the numbers taken out at last. A crash in between leaves them
 //! for the next call.
 
-use super::{delete, inspect};
+use super::{erase, inspect, Failures};
 use crate::{
     engine::Engine,
     model::{status, DocumentId, InstanceDocument, Partition},
     store::{queries, Deadline, StoreError, Versioned, WriteOutcome},
     turn::{instance_id, release::read_latest},
 };
-use duroxide::providers::{ProviderError, PruneOptions, PruneResult};
+use duroxide::providers::{InstanceFilter, ProviderError, PruneOptions, PruneResult};
+use futures::{stream, StreamExt};
 use serde::Deserialize;
 use std::sync::Arc;
 
 const OPERATION: &str = "prune_executions";
+/// Instances of a bulk operation that are pruned at once.
+const CONCURRENCY: usize = 8;
 
 /// Prunes the executions of one instance that `options` select. The current one, and those that run, always stay.
 pub(crate) async fn prune(
@@ -37,7 +40,7 @@ pub(crate) async fn prune(
     decide(engine, &partition, &doomed, deadline).await.map_err(failed)?;
     result.executions_deleted = doomed.len() as u64;
     result.events_deleted = doomed.iter().map(|e| e.events.len()).sum();
-    finish(engine, &partition, deadline).await.map_err(failed)?;
+    finish(engine, &partition, engine.deadline()).await.map_err(failed)?;
     Ok(result)
 }
 
@@ -117,24 +120,39 @@ async fn finish(engine: &Engine, partition: &Partition, deadline: Deadline) -> R
         .filter(|row| matches!(row.kind.as_str(), "history" | "execution") && pruned(row))
         .partition(|row| row.kind == "history");
     let ids = |rows: Vec<Row>| rows.into_iter().map(|row| row.id).collect::<Vec<_>>();
-    delete::remove(engine, partition, &ids(history), deadline).await?;
-    delete::remove(engine, partition, &ids(executions), deadline).await?;
+    // Each batch has a deadline of its own: there may be thousands.
+    erase::remove(engine, partition, &ids(history)).await?;
+    erase::remove(engine, partition, &ids(executions)).await?;
     let done = document.pruning.clone();
-    rewrite(engine, partition, |document| document.pruning.retain(|e| !done.contains(e)), deadline).await
+    let forget = |document: &mut InstanceDocument| document.pruning.retain(|e| !done.contains(e));
+    rewrite(engine, partition, forget, engine.deadline()).await
 }
 
-/// Prunes the instances that a filter takes.
+/// Prunes the instances that a filter takes, several at a time.
 pub(crate) async fn prune_bulk(
     engine: &Arc<Engine>,
-    filter: &duroxide::providers::InstanceFilter,
+    filter: &InstanceFilter,
     options: &PruneOptions,
 ) -> Result<PruneResult, ProviderError> {
-    let mut result = PruneResult::default();
-    for instance in inspect::filtered(engine, filter, |_| true, "prune_executions_bulk").await? {
-        let pruned = prune(engine, &instance, options).await?;
-        result.instances_processed += pruned.instances_processed;
-        result.executions_deleted += pruned.executions_deleted;
-        result.events_deleted += pruned.events_deleted;
+    let failed = |e: StoreError| e.into_provider_error("prune_executions_bulk");
+    let candidates = inspect::candidates(engine, filter).await.map_err(failed)?;
+    let chosen = inspect::chosen(engine, candidates, filter, |_| true).await.map_err(failed)?;
+    let mut pruning = stream::iter(chosen)
+        .map(|instance| async move {
+            let pruned = prune(engine, &instance, options).await;
+            (instance, pruned)
+        })
+        .buffer_unordered(CONCURRENCY);
+    let (mut result, mut failures) = (PruneResult::default(), Failures::default());
+    while let Some((instance, pruned)) = pruning.next().await {
+        match pruned {
+            Ok(pruned) => {
+                result.instances_processed += pruned.instances_processed;
+                result.executions_deleted += pruned.executions_deleted;
+                result.events_deleted += pruned.events_deleted;
+            }
+            Err(error) => failures.note(&instance, error),
+        }
     }
-    Ok(result)
+    failures.unless(result.instances_processed > 0, result)
 }

@@ -25,6 +25,7 @@ pub(crate) mod kind {
     pub(crate) const STAGED: &str = "staged";
     pub(crate) const SESSION: &str = "session";
     pub(crate) const COUNTERS: &str = "counters";
+    pub(crate) const PLAN: &str = "plan";
 }
 
 /// Statuses of an execution.
@@ -194,14 +195,54 @@ pub(crate) struct Deleting {
     pub(crate) plan: String,
     /// The instance whose document decides whether the plan holds.
     pub(crate) coordinator: String,
-    /// In the coordinator only: every instance of the plan.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) members: Vec<String>,
-    /// In the coordinator only: whether the plan is decided. Until then nothing is deleted.
-    #[serde(default)]
-    pub(crate) decided: bool,
-    /// Documents that were made later belong to a new instance of the same name.
+    /// When the plan began, in the coordinator when it was decided: messages that were made after that may belong to a new
+    /// instance of the same name.
     pub(crate) before: String,
+    /// In the coordinator only: what became of the plan. Until it is decided nothing is deleted.
+    #[serde(default)]
+    pub(crate) verdict: Verdict,
+    /// In the coordinator only: how many parts list the other instances, and the first that is not dealt with yet.
+    #[serde(default)]
+    pub(crate) parts: usize,
+    #[serde(default)]
+    pub(crate) part: usize,
+}
+
+/// What became of the plan of a deletion.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Verdict {
+    /// Nothing yet: marks are being put on.
+    #[default]
+    Open,
+    /// Every instance of it is deleted.
+    Decided,
+    /// None of them is: the marks come off.
+    GivenUp,
+}
+
+/// Some of the instances that a deletion covers, in the coordinator's partition.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct PlanDocument {
+    pub(crate) id: DocumentId,
+    pub(crate) instance_id: Partition,
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    pub(crate) members: Vec<String>,
+}
+
+impl PlanDocument {
+    /// Members of one part: with the longest ids they take a tenth of what a document may have.
+    pub(crate) const MEMBERS: usize = 100;
+
+    pub(crate) fn document_id(plan: &str, part: usize) -> DocumentId {
+        DocumentId::new("d", &[plan, &part.to_string()])
+    }
+
+    pub(crate) fn new(partition: Partition, plan: &str, part: usize, members: Vec<String>) -> Self {
+        Self { id: Self::document_id(plan, part), instance_id: partition, kind: kind::PLAN.to_owned(), members }
+    }
 }
 
 impl InstanceDocument {
@@ -792,6 +833,9 @@ pub(crate) struct CountersDocument {
     /// Instances that are being counted in, or out, right now.
     #[serde(default)]
     pub(crate) sealing: std::collections::BTreeMap<String, Sealing>,
+    /// Who counts finished instances in: a hint that keeps others from doing the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) sealer: Option<Lock>,
 }
 
 impl CountersDocument {
@@ -814,6 +858,7 @@ impl CountersDocument {
             executions: 0,
             events: 0,
             sealing: Default::default(),
+            sealer: None,
         }
     }
 

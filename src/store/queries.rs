@@ -67,6 +67,24 @@ impl Statement {
     }
 }
 
+/// Cuts a list of names, each of which may be long, into parts of at most `most` that each fit the parameters of one query.
+pub(crate) fn names_in_questions(names: &[String], most: usize) -> Vec<&[String]> {
+    const BYTES: usize = 100_000;
+    let mut parts = Vec::new();
+    let (mut from, mut bytes) = (0, 0);
+    for (at, name) in names.iter().enumerate() {
+        if at > from && (at - from == most || bytes + name.len() > BYTES) {
+            parts.push(&names[from..at]);
+            (from, bytes) = (at, 0);
+        }
+        bytes += name.len();
+    }
+    if from < names.len() {
+        parts.push(&names[from..]);
+    }
+    parts
+}
+
 /// What a turn needs, in one question: visible messages, the current execution's history, values.
 /// Index: `type`, `due`, `execution`.
 pub(crate) const TURN: QueryText = QueryText {
@@ -106,10 +124,8 @@ pub(crate) const EXECUTIONS: QueryText = QueryText {
 };
 
 /// Every document of a partition, with what an erasure must know of it.
-pub(crate) const CONTENTS: QueryText = QueryText {
-    name: "contents",
-    text: "SELECT c.id, c.type, c.seq, c.execution, ARRAY_LENGTH(c.events) AS events FROM c",
-};
+pub(crate) const CONTENTS: QueryText =
+    QueryText { name: "contents", text: "SELECT c.id, c.type, c.seq, c.starts, c.delivered, c.execution FROM c" };
 
 /// Everything that somebody must look at, oldest first: messages, activities, intents, half-finished instances. Index: `due`,
 /// `type`.
@@ -146,16 +162,18 @@ pub(crate) const SESSIONS_OF: QueryText = QueryText {
     text: "SELECT * FROM c WHERE c.type = 'session' AND ARRAY_CONTAINS(@owners, c.owner) AND c.lockedUntil > @now",
 };
 
-/// Sessions whose lock has expired. Index: `type`, `lockedUntil`.
+/// Sessions whose lock has expired, from a time on. Index: `type`, `lockedUntil`.
 pub(crate) const EXPIRED_SESSIONS: QueryText = QueryText {
     name: "expired_sessions",
-    text: "SELECT TOP 500 * FROM c WHERE c.type = 'session' AND c.lockedUntil < @now ORDER BY c.lockedUntil",
+    text: "SELECT TOP 500 * FROM c WHERE c.type = 'session' AND c.lockedUntil >= @from AND c.lockedUntil < @now \
+           ORDER BY c.lockedUntil",
 };
 
-/// Whether an activity waits for a session. Index: `type`, `sessionId`.
-pub(crate) const WORK_OF_SESSION: QueryText = QueryText {
-    name: "work_of_session",
-    text: "SELECT TOP 1 c.id FROM c WHERE c.type = 'work' AND c.sessionId = @session ORDER BY c.sessionId",
+/// Which of some sessions an activity waits for. Unordered `DISTINCT` needs a bound. Index: `type`, `sessionId`.
+pub(crate) const WORK_OF_SESSIONS: QueryText = QueryText {
+    name: "work_of_sessions",
+    text: "SELECT DISTINCT TOP 1000 c.sessionId FROM c \
+           WHERE c.type = 'work' AND ARRAY_CONTAINS(@sessions, c.sessionId)",
 };
 
 /// Instances, newest first. Index: `type`, `createdAt`.
@@ -193,6 +211,15 @@ pub(crate) const OPEN_INSTANCES: QueryText = QueryText {
            WHERE c.type = 'instance' AND c.tally = 'open' ORDER BY c.tally",
 };
 
+/// Finished instances whose figures the counters don't hold yet, whole, so that they can be written without a read before
+/// it. Which of them come first doesn't matter, so there is no order, and no more partitions are asked than it takes. Index:
+/// `type`, `tally`, `status`.
+pub(crate) const FINISHED_INSTANCES: QueryText = QueryText {
+    name: "finished_instances",
+    text: "SELECT TOP 500 * FROM c WHERE c.type = 'instance' AND c.tally = 'open' \
+           AND c.status IN ('Completed', 'Failed', 'ContinuedAsNew')",
+};
+
 /// Messages in the queue, up to a bound. Index: `type`, `due`.
 pub(crate) const MESSAGE_DEPTH: QueryText = QueryText {
     name: "message_depth",
@@ -222,12 +249,13 @@ pub(crate) const ALL: &[QueryText] = &[
     DUE_INTENTS,
     SESSIONS_OF,
     EXPIRED_SESSIONS,
-    WORK_OF_SESSION,
+    WORK_OF_SESSIONS,
     INSTANCES,
     INSTANCES_BY_STATUS,
     INSTANCES_TO_CLEAN,
     CHILDREN,
     OPEN_INSTANCES,
+    FINISHED_INSTANCES,
     MESSAGE_DEPTH,
     WORK_DEPTH,
 ];

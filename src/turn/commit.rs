@@ -296,7 +296,7 @@ async fn finish(
         Ok(Outcome::Lost) => {
             release::close(engine, handle, state);
             engine.cache.forget(&handle.partition);
-            engine.dispatch.turn_ended(&handle.partition);
+            release::let_go(engine, handle, state);
             Err(lock_lost(OPERATION, "the lock was taken over; nothing was changed"))
         }
         Ok(Outcome::Overtaken(message)) => {

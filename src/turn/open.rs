@@ -143,9 +143,14 @@ fn known_messages(engine: &Engine, hint: &OrchestrationHint, ours: &Ours) -> Opt
     let mut visible: Vec<Versioned<MessageDocument>> = hint.messages.iter().filter(waits).cloned().collect();
     visible.sort_by(|a, b| a.document.seq.cmp(&b.document.seq));
     visible.dedup_by(|a, b| a.document.id == b.document.id);
-    // An execution that has ended, or has not begun, runs on nothing but a start.
-    let can_run = document.exists() && !document.is_terminal() || visible.iter().any(|m| m.document.starts);
-    (can_run && !visible.is_empty()).then_some(visible)
+    let starts = |m: &Versioned<MessageDocument>| m.document.starts;
+    let can_run = match document.exists() {
+        // An execution that has ended runs on nothing but a start.
+        true => !visible.is_empty() && (!document.is_terminal() || visible.iter().any(starts)),
+        // What a former instance of this name was sent may have been erased with it.
+        false => !visible.is_empty() && visible.iter().all(starts),
+    };
+    can_run.then_some(visible)
 }
 
 /// Removes messages that are not for this turn or any other: copies of what was consumed before, which a repeated request

@@ -89,7 +89,7 @@ pub(crate) async fn abandon(
         }
         Ok(Rewritten::Lost) => {
             close(engine, &handle, &mut state);
-            engine.dispatch.turn_ended(&handle.partition);
+            let_go(engine, &handle, &state);
             Err(lock_lost(OPERATION, "the lock was taken over"))
         }
         Err(error) => Err(error.into_provider_error(OPERATION)),
@@ -100,6 +100,13 @@ pub(crate) async fn abandon(
 pub(crate) fn close(engine: &Engine, handle: &TurnHandle, state: &mut TurnState) {
     state.phase = Phase::Closed;
     engine.turns.remove(&handle.token);
+}
+
+/// The turn was lost. Its messages are another's now; where a deletion took the lock off and was taken back, they are in the
+/// queue, and a poll that returns them brings news.
+pub(crate) fn let_go(engine: &Engine, handle: &TurnHandle, state: &TurnState) {
+    engine.dispatch.taken(&handle.partition, state.taken.iter().map(|taken| &taken.document.id), 0);
+    engine.dispatch.turn_ended(&handle.partition);
 }
 
 /// How a change to the instance's document under our lock ended.

@@ -5,11 +5,13 @@
 use crate::{
     engine::Engine,
     model::{clock::millis, Millis, Partition, SessionDocument},
-    store::{queries, Deadline, Freshness, StoreError, Versioned, WriteOutcome},
+    store::{queries, queries::names_in_questions, Deadline, Freshness, StoreError, Versioned, WriteOutcome},
 };
 use azure_core::http::Etag;
 use duroxide::providers::{ProviderError, SessionFetchConfig};
-use std::{sync::Arc, time::Duration};
+use futures::{stream, StreamExt, TryStreamExt};
+use serde::Deserialize;
+use std::{collections::HashSet, sync::Arc, time::Duration};
 use tracing::{debug, warn};
 
 /// Whether a session could be taken.
@@ -173,27 +175,66 @@ async fn extend(
     }
 }
 
-/// Removes sessions whose lock has expired and that no activity waits for; how many.
+/// Removes sessions whose lock has expired and that no activity waits for; how many. Page by page, for a bounded time: what
+/// is left is there the next time.
 pub(crate) async fn clean_up(engine: &Engine) -> Result<usize, ProviderError> {
-    const OPERATION: &str = "cleanup_orphaned_sessions";
-    let failed = |e: StoreError| e.into_provider_error(OPERATION);
-    let deadline = engine.deadline();
-    let statement = queries::EXPIRED_SESSIONS.statement().bind("@now", engine.now());
-    let expired: Vec<SessionDocument> = engine.store.query_container(statement, deadline).await.map_err(failed)?;
-    let mut removed = 0;
-    for session in expired {
-        let statement = queries::WORK_OF_SESSION.statement().bind("@session", &session.session_id);
-        let waiting: Vec<serde_json::Value> =
-            engine.store.query_container(statement, deadline).await.map_err(failed)?;
-        if !waiting.is_empty() {
-            continue;
+    let failed = |e: StoreError| e.into_provider_error("cleanup_orphaned_sessions");
+    let (now, time_is_up) = (engine.now(), engine.deadline());
+    let (mut removed, mut from) = (0, 0);
+    loop {
+        let statement = queries::EXPIRED_SESSIONS.statement().bind("@from", from).bind("@now", now);
+        let page: Vec<SessionDocument> =
+            engine.store.query_container(statement, engine.deadline()).await.map_err(failed)?;
+        let Some(last) = page.last().map(|session| session.locked_until) else { return Ok(removed) };
+        let found = page.len();
+        let swept = remove_idle(engine, page).await.map_err(failed)?;
+        removed += swept.removed;
+        let another_is_at_it = swept.removed < swept.tried / 2;
+        if found < EXPIRED_PAGE || another_is_at_it || time_is_up.passed() {
+            return Ok(removed);
         }
-        let deleted = engine
-            .store
-            .delete(&session.instance_id, &session.id, session.etag.as_ref(), deadline)
-            .await
-            .map_err(failed)?;
-        removed += usize::from(matches!(deleted, WriteOutcome::Done(_)));
+        // Those that stay would come again and again. Where a whole page of them expired in one moment, the rest waits.
+        from = if from == last { last + 1 } else { last };
     }
-    Ok(removed)
+}
+
+/// Rows of a page, as the query says.
+const EXPIRED_PAGE: usize = 500;
+/// Sessions that are removed at once.
+const CONCURRENCY: usize = 32;
+
+struct Swept {
+    tried: usize,
+    removed: usize,
+}
+
+/// Removes those of some expired sessions that no activity waits for and nobody has taken since.
+async fn remove_idle(engine: &Engine, expired: Vec<SessionDocument>) -> Result<Swept, StoreError> {
+    let waited_for = waited_for(engine, &expired).await?;
+    let idle: Vec<_> = expired.into_iter().filter(|session| !waited_for.contains(&session.session_id)).collect();
+    let tried = idle.len();
+    let removing = stream::iter(idle).map(|session| async move {
+        let deadline = engine.deadline();
+        engine.store.delete(&session.instance_id, &session.id, session.etag.as_ref(), deadline).await
+    });
+    let outcomes: Vec<WriteOutcome> = removing.buffer_unordered(CONCURRENCY).try_collect().await?;
+    let removed = outcomes.iter().filter(|outcome| matches!(outcome, WriteOutcome::Done(_))).count();
+    Ok(Swept { tried, removed })
+}
+
+/// Which of some sessions an activity waits for: a few questions, however many sessions there are.
+async fn waited_for(engine: &Engine, sessions: &[SessionDocument]) -> Result<HashSet<String>, StoreError> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Row {
+        session_id: String,
+    }
+    let names: Vec<String> = sessions.iter().map(|session| session.session_id.clone()).collect();
+    let mut waited_for = HashSet::new();
+    for part in names_in_questions(&names, EXPIRED_PAGE) {
+        let statement = queries::WORK_OF_SESSIONS.statement().bind("@sessions", part);
+        let rows: Vec<Row> = engine.store.query_container(statement, engine.deadline()).await?;
+        waited_for.extend(rows.into_iter().map(|row| row.session_id));
+    }
+    Ok(waited_for)
 }

@@ -1,0 +1,231 @@
+//! Emptying the partition of an instance whose deletion is decided.
+//!
+//! Invariant: nothing of the instance is left, and nothing is lost of what is meant for a new instance of the same name. The
+//! instance's document fences every batch and goes with the last one: a new instance has another.
+//!
+//! An activity ends with a batch of its own that deletes its document and creates the completion. Either our batch deletes
+//! that document, and the completion fails; or the completion comes first, our batch fails for the missing document, and the
+//! next look finds the completion. A message that another instance's turn has sent depends on nothing here: one that comes
+//! between the look and the last batch is found by one more look after it.
+
+use super::{
+    metrics,
+    plan::{Patience, CONCURRENCY},
+};
+use crate::{
+    engine::Engine,
+    model::{kind, Deleting, DocumentId, InstanceDocument, MessageDocument, Partition},
+    store::{batch::MAX_OPERATIONS, queries, BatchOutcome, Operation, StoreError, Versioned},
+    turn::instance_id,
+};
+use azure_core::http::Etag;
+use duroxide::providers::DeleteInstanceResult;
+use futures::{stream, StreamExt};
+use serde::Deserialize;
+use std::sync::Arc;
+use tracing::debug;
+
+/// What became of some instances that were to be erased.
+#[derive(Default)]
+pub(super) struct Erased {
+    pub(super) result: DeleteInstanceResult,
+    /// Whether nothing is left of any.
+    pub(super) whole: bool,
+    /// What the first that failed has met; the others were erased all the same.
+    pub(super) trouble: Option<StoreError>,
+}
+
+/// Erases the instances of `ids` that carry the mark of a decided plan, and takes them out of the counters together. `verdict`
+/// is the coordinator's mark: it says when the plan was decided.
+pub(super) async fn erase_all(engine: &Arc<Engine>, ids: &[String], verdict: &Deleting, patience: Patience) -> Erased {
+    let partitions: Vec<Partition> = ids.iter().filter_map(|id| Partition::instance(id).ok()).collect();
+    let mut erased = Erased { whole: true, ..Erased::default() };
+    let found = match metrics::note_leaving(engine, &partitions, &verdict.plan).await {
+        Ok(found) => found,
+        Err(error) => return Erased { trouble: Some(error), whole: false, ..erased },
+    };
+    let mut erasing = stream::iter(found)
+        .map(|found| async move {
+            let partition = found.document.instance_id.clone();
+            let mut result = DeleteInstanceResult::default();
+            let outcome = erase(engine, found, verdict, patience, &mut result).await;
+            (partition, result, outcome)
+        })
+        .buffer_unordered(CONCURRENCY);
+    let mut gone = Vec::new();
+    while let Some((partition, result, outcome)) = erasing.next().await {
+        super::add(&mut erased.result, result);
+        match outcome {
+            Ok(true) => gone.push(partition),
+            Ok(false) => erased.whole = false,
+            Err(error) => {
+                erased.whole = false;
+                erased.trouble.get_or_insert(error);
+            }
+        }
+    }
+    drop(erasing);
+    if let Err(error) = metrics::count_out(engine, &gone).await {
+        erased.trouble.get_or_insert(error);
+    }
+    erased
+}
+
+/// A document of a partition that is emptied.
+#[derive(Deserialize)]
+struct Row {
+    id: DocumentId,
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(default)]
+    seq: Option<String>,
+    #[serde(default)]
+    starts: bool,
+    #[serde(default)]
+    delivered: bool,
+}
+
+impl Row {
+    /// Whether it may be meant for a new instance of the same name: what came from outside any turn, or starts an instance
+    /// on behalf of another one, after the deletion was decided.
+    fn is_for_the_next(&self, before: &str) -> bool {
+        let from_elsewhere = MessageDocument::is_from_outside(&self.id) || (self.starts && self.delivered);
+        self.is_message() && from_elsewhere && self.seq.as_deref().is_some_and(|seq| seq > before)
+    }
+
+    fn is_message(&self) -> bool {
+        self.kind == kind::MESSAGE
+    }
+
+    fn is_queued(&self) -> bool {
+        matches!(self.kind.as_str(), kind::MESSAGE | kind::WORK)
+    }
+}
+
+/// Empties one partition; whether nothing is left.
+async fn erase(
+    engine: &Arc<Engine>,
+    found: Versioned<InstanceDocument>,
+    verdict: &Deleting,
+    patience: Patience,
+    result: &mut DeleteInstanceResult,
+) -> Result<bool, StoreError> {
+    let partition = found.document.instance_id.clone();
+    let mut known = Some(found);
+    loop {
+        let found = match known.take() {
+            Some(found) => Some(found),
+            None => metrics::note_leaving(engine, std::slice::from_ref(&partition), &verdict.plan).await?.pop(),
+        };
+        engine.cache.forget(&partition);
+        let Some(found) = found else { return Ok(true) };
+        match empty(engine, &found, &verdict.before, patience, result).await? {
+            Emptied::Wholly => {
+                result.instances_deleted = u64::from(found.document.exists());
+                result.executions_deleted = found.document.totals.executions;
+                result.events_deleted = found.document.totals.events;
+                sweep_late(engine, &partition, &verdict.before).await?;
+                return Ok(true);
+            }
+            Emptied::LookAgain if !patience.is_over() => {}
+            Emptied::LookAgain => return Ok(false),
+        }
+    }
+}
+
+enum Emptied {
+    /// The instance's document is gone, too.
+    Wholly,
+    /// It or another document has changed meanwhile, or the time is up.
+    LookAgain,
+}
+
+/// Deletes everything but what may be meant for a new instance. The instance's document fences it, and goes last.
+async fn empty(
+    engine: &Arc<Engine>,
+    found: &Versioned<InstanceDocument>,
+    before: &str,
+    patience: Patience,
+    result: &mut DeleteInstanceResult,
+) -> Result<Emptied, StoreError> {
+    let (partition, mut etag) = (&found.document.instance_id, found.etag.clone());
+    let (next, mut rows): (Vec<Row>, Vec<Row>) =
+        contents(engine, partition).await?.into_iter().partition(|row| row.is_for_the_next(before));
+    rows.retain(|row| row.kind != kind::INSTANCE);
+    let documents = rows.len();
+    while rows.len() >= MAX_OPERATIONS {
+        let chunk = rows.split_off(rows.len() - (MAX_OPERATIONS - 1));
+        let fence = Operation::replace(instance_id(), &found.document, Some(&etag))?;
+        let Deleted::Now(Some(fence)) = delete_with(engine, partition, fence, &chunk, result).await? else {
+            return Ok(Emptied::LookAgain);
+        };
+        etag = fence;
+        if patience.is_over() {
+            return Ok(Emptied::LookAgain);
+        }
+    }
+    let last = Operation::delete(instance_id(), Some(&etag));
+    if let Deleted::Not = delete_with(engine, partition, last, &rows, result).await? {
+        return Ok(Emptied::LookAgain);
+    }
+    debug!(%partition, documents, "erased");
+    if !next.is_empty() {
+        engine.dispatch.turn_returned(partition, engine.now());
+    }
+    Ok(Emptied::Wholly)
+}
+
+async fn contents(engine: &Engine, partition: &Partition) -> Result<Vec<Row>, StoreError> {
+    engine.store.query_partition(partition, queries::CONTENTS.statement(), engine.deadline()).await
+}
+
+enum Deleted {
+    /// The instance's document has this ETag now, none where it is gone.
+    Now(Option<Etag>),
+    Not,
+}
+
+/// One batch: what fences it, and the deletions.
+async fn delete_with(
+    engine: &Engine,
+    partition: &Partition,
+    fence: Operation,
+    rows: &[Row],
+    result: &mut DeleteInstanceResult,
+) -> Result<Deleted, StoreError> {
+    let mut operations = vec![fence];
+    operations.extend(rows.iter().map(|row| Operation::delete(row.id.clone(), None)));
+    let deleted = match engine.store.batch(partition, &operations, engine.deadline()).await? {
+        BatchOutcome::Committed(committed) => Deleted::Now(committed.etag(0).cloned()),
+        // The document is gone: we have deleted it and the answer was lost, or somebody was faster.
+        BatchOutcome::RolledBack(back) if back.index == 0 && back.status == 404 => Deleted::Now(None),
+        BatchOutcome::RolledBack(_) => return Ok(Deleted::Not),
+    };
+    result.queue_messages_deleted += rows.iter().filter(|row| row.is_queued()).count() as u64;
+    Ok(deleted)
+}
+
+/// Deletes messages that came between the last look and the end, unless there is a new instance, which they may be for. Their
+/// ids are theirs alone, so that this can't hit another document.
+async fn sweep_late(engine: &Engine, partition: &Partition, before: &str) -> Result<(), StoreError> {
+    let rows = contents(engine, partition).await?;
+    if rows.iter().any(|row| row.kind == kind::INSTANCE) {
+        return Ok(());
+    }
+    let late = rows.into_iter().filter(|row| row.is_message() && !row.is_for_the_next(before));
+    remove(engine, partition, &late.map(|row| row.id).collect::<Vec<_>>()).await
+}
+
+/// Deletes documents in batches. One that is gone already is no reason to stop.
+pub(super) async fn remove(engine: &Engine, partition: &Partition, ids: &[DocumentId]) -> Result<(), StoreError> {
+    for chunk in ids.chunks(MAX_OPERATIONS) {
+        let operations: Vec<Operation> = chunk.iter().map(|id| Operation::delete(id.clone(), None)).collect();
+        if let BatchOutcome::Committed(_) = engine.store.batch(partition, &operations, engine.deadline()).await? {
+            continue;
+        }
+        for id in chunk {
+            engine.store.delete(partition, id, None, engine.deadline()).await?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,567 @@
+//! The plan of a deletion: all of a set of instances, or none, also when the process dies in the middle.
+//!
+//! 1. The coordinator, the first of the set that is there, gets a mark that names the plan. The other instances are listed in
+//!    parts in its partition, each written before the instances of the part are marked too. A mark takes the lock off: a turn
+//!    under way is lost by the ordinary fence. Nothing is deleted yet.
+//! 2. The coordinator's mark is *decided*: one write. From here on the whole set does not exist for anybody who looks. Or it
+//!    is *given up*, by one write too: from here on nobody can decide.
+//! 3. Part by part, the instances of a decided plan are erased, and those of one that was given up lose their marks. The
+//!    batch that deletes a part says in the coordinator's mark how far that has come. The coordinator itself comes last.
+//!
+//! A plan is decided where its coordinator's document says so, and nowhere else. The coordinator's mark is the first that is
+//! put on and the last that goes. So a mark whose coordinator knows nothing of the plan is one that came too late.
+//!
+//! Crash points: before the decision, whoever meets a mark gives the plan up once the coordinator's `due` says that nobody
+//! has gone on with it for long; after it, whoever meets a mark goes on at 3. The coordinator carries `due`, so that a poll
+//! meets it.
+
+use super::erase;
+use crate::{
+    engine::Engine,
+    model::{Deleting, InstanceDocument, Millis, Partition, PlanDocument, Verdict},
+    store::{BatchOutcome, Deadline, Freshness, Operation, StoreError, Versioned, WriteOutcome},
+    turn::{instance_id, release::read_latest, staging},
+};
+use azure_core::http::Etag;
+use duroxide::providers::DeleteInstanceResult;
+use futures::{stream, StreamExt};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+use tokio::time::Instant;
+use tracing::{debug, info};
+
+/// How long a plan that is not decided has, since somebody last went on with it, before others give it up.
+pub(crate) const UNDO_AFTER: Millis = 30_000;
+/// How long it has before another deletion of the same instance gives it up, and how often that one looks.
+const GIVE_WAY_AFTER: Millis = 3_000;
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// How often whoever goes on with a plan says so.
+const BEAT_EVERY: Duration = Duration::from_secs(1);
+/// When a poll meets the mark of an instance other than the coordinator, should nobody have met it before. It is late, since
+/// thousands of marks would otherwise fill the polls of a plan that is under way.
+const LATE: Millis = 10 * 60 * 1_000;
+/// Instances that are marked, or unmarked, at once.
+pub(super) const CONCURRENCY: usize = 32;
+/// A dispatcher that meets a large deletion goes on with it for so long, and leaves the rest for the next look.
+const RECOVERY_TIME: Duration = Duration::from_secs(2);
+
+/// How long somebody goes on with a deletion that may be large. Each of its steps has a deadline of its own.
+#[derive(Clone, Copy)]
+pub(crate) enum Patience {
+    Endless,
+    Until(Deadline),
+}
+
+impl Patience {
+    pub(super) fn is_over(self) -> bool {
+        matches!(self, Self::Until(deadline) if deadline.passed())
+    }
+}
+
+/// Why an instance could not be marked.
+pub(super) enum Unmarked {
+    Running,
+    Store(StoreError),
+}
+
+impl From<StoreError> for Unmarked {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+/// What was done of a plan.
+#[derive(Default)]
+pub(super) struct Carried {
+    pub(super) result: DeleteInstanceResult,
+    /// Why it has stopped before the end.
+    pub(super) trouble: Option<StoreError>,
+}
+
+/// A plan that this process makes.
+pub(super) struct Plan<'a> {
+    engine: &'a Arc<Engine>,
+    mark: Deleting,
+    partition: Partition,
+    force: bool,
+    /// When the coordinator last heard of us.
+    beat: Instant,
+}
+
+impl<'a> Plan<'a> {
+    /// Marks the coordinator of a plan for `ids`, the first that is there; none where none of them is. The others are
+    /// returned with it. An error says which instance it was.
+    pub(super) async fn begin(
+        engine: &'a Arc<Engine>,
+        ids: &[String],
+        force: bool,
+    ) -> Result<Option<(Self, Vec<String>)>, (String, Unmarked)> {
+        let (name, before) = (Engine::new_token(), engine.sequencer.next());
+        let mut looking = stream::iter(ids.iter().cloned().enumerate())
+            .map(|(at, id)| async move {
+                let there = is_there(engine, &id).await;
+                (at, id, there)
+            })
+            .buffered(CONCURRENCY);
+        while let Some((at, id, there)) = looking.next().await {
+            let failed = |unmarked: Unmarked| (id.clone(), unmarked);
+            if !there.map_err(|e| failed(e.into()))? {
+                continue;
+            }
+            let others = &ids[at + 1..];
+            let mark = Deleting {
+                plan: name.clone(),
+                coordinator: id.clone(),
+                before: before.clone(),
+                verdict: Verdict::Open,
+                parts: others.len().div_ceil(PlanDocument::MEMBERS),
+                part: 0,
+            };
+            let Ok(partition) = Partition::instance(&id) else { continue };
+            if mark_one(engine, &id, &mark, force, UNDO_AFTER).await.map_err(failed)? {
+                let plan = Self { engine, mark, partition, force, beat: Instant::now() };
+                return Ok(Some((plan, others.to_vec())));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Lists and marks the other instances; which could not be marked. Stops at the part where that happens.
+    pub(super) async fn mark_others(&mut self, others: &[String]) -> Result<Vec<(String, Unmarked)>, StoreError> {
+        for (number, members) in others.chunks(PlanDocument::MEMBERS).enumerate() {
+            let part = PlanDocument::new(self.partition.clone(), &self.mark.plan, number, members.to_vec());
+            // An attempt whose answer was lost may have written it already.
+            self.say(&[Operation::upsert(&part)?]).await?;
+            for chunk in members.chunks(CONCURRENCY) {
+                let failures = self.mark_chunk(chunk).await;
+                if !failures.is_empty() {
+                    return Ok(failures);
+                }
+                self.go_on().await?;
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    async fn mark_chunk(&self, chunk: &[String]) -> Vec<(String, Unmarked)> {
+        let mark = &Deleting { parts: 0, ..self.mark.clone() };
+        let marking = stream::iter(chunk.to_vec()).map(|id| async move {
+            let marked = mark_one(self.engine, &id, mark, self.force, LATE).await;
+            marked.err().map(|unmarked| (id, unmarked))
+        });
+        marking.buffer_unordered(CONCURRENCY).filter_map(std::future::ready).collect().await
+    }
+
+    /// Says now and then that this plan is not dead.
+    pub(super) async fn go_on(&mut self) -> Result<(), StoreError> {
+        if self.beat.elapsed() < BEAT_EVERY {
+            return Ok(());
+        }
+        self.say(&[]).await
+    }
+
+    /// Postpones the moment from which on others give the plan up, together with `operations`.
+    async fn say(&mut self, operations: &[Operation]) -> Result<(), StoreError> {
+        let due = self.engine.now() + UNDO_AFTER;
+        self.beat = Instant::now();
+        self.rewrite(operations, |document, _| document.due = Some(due)).await
+    }
+
+    /// The write that decides: from here on the set does not exist.
+    pub(super) async fn decide(&self) -> Result<(), StoreError> {
+        let (due, before) = (self.engine.now() + staging::TAKEOVER_AFTER, self.engine.sequencer.next());
+        self.rewrite(&[], |document, mark| {
+            mark.verdict = Verdict::Decided;
+            mark.before.clone_from(&before);
+            document.due = Some(due);
+        })
+        .await
+    }
+
+    async fn rewrite(
+        &self,
+        operations: &[Operation],
+        change: impl Fn(&mut InstanceDocument, &mut Deleting),
+    ) -> Result<(), StoreError> {
+        let Self { engine, mark, partition, .. } = self;
+        if rewrite(engine, partition, &mark.plan, &[Verdict::Open], operations, change).await? {
+            return Ok(());
+        }
+        // Decided by us, with the answer lost.
+        let theirs = coordinators_mark(engine, mark, engine.deadline()).await?;
+        if theirs.is_some_and(|theirs| theirs.mark.verdict == Verdict::Decided) {
+            return Ok(());
+        }
+        Err(StoreError::Unavailable { detail: "another deletion of the same instance came first".to_owned() })
+    }
+
+    /// Erases everything that the plan covers, once it is decided.
+    pub(super) async fn finish(&self) -> Carried {
+        carry_out(self.engine, &self.partition, &self.mark.plan, Patience::Endless).await
+    }
+
+    /// Takes the marks off again. Best effort: whoever meets one goes on with that. A plan that was decided after all, with the
+    /// answer lost, is finished instead.
+    pub(super) async fn undo(&self, others: &[String]) {
+        let Self { engine, mark, partition, .. } = self;
+        let undone = async {
+            let ours = give_up(engine, partition, &mark.plan).await?;
+            let theirs = coordinators_mark(engine, mark, engine.deadline()).await?;
+            let decided = theirs.is_some_and(|theirs| theirs.mark.verdict == Verdict::Decided);
+            if let Some(error) = carry_out(engine, partition, &mark.plan, Patience::Endless).await.trouble {
+                return Err(error);
+            }
+            if !ours && !decided {
+                // Another one gave it up, and may have looked at an instance before we marked it.
+                unmark_all(engine, others, &mark.plan).await;
+            }
+            Ok::<(), StoreError>(())
+        };
+        if let Err(error) = undone.await {
+            info!(instance_id = mark.coordinator, %error, "the marks of a deletion are seen to later");
+        }
+    }
+}
+
+async fn is_there(engine: &Engine, id: &str) -> Result<bool, StoreError> {
+    let Ok(partition) = Partition::instance(id) else { return Ok(false) };
+    Ok(read_latest(engine, &partition, engine.deadline()).await?.is_some())
+}
+
+/// Marks one instance; `false` where it is not there.
+async fn mark_one(
+    engine: &Arc<Engine>,
+    id: &str,
+    mark: &Deleting,
+    force: bool,
+    look_after: Millis,
+) -> Result<bool, Unmarked> {
+    let Ok(partition) = Partition::instance(id) else { return Ok(false) };
+    let deadline = engine.deadline();
+    loop {
+        let Some(Versioned { mut document, etag }) = read_latest(engine, &partition, deadline).await? else {
+            return Ok(false);
+        };
+        if document.deleting.as_ref().is_some_and(|theirs| theirs.plan == mark.plan) {
+            return Ok(true);
+        }
+        if document.deleting.is_some() {
+            if !recover(engine, &document, GIVE_WAY_AFTER, deadline).await? {
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+            continue;
+        }
+        if document.rolling.is_some() {
+            staging::roll_forward(engine, &partition, deadline).await?;
+            continue;
+        }
+        if !force && super::inspect::is_running(&document) {
+            return Err(Unmarked::Running);
+        }
+        put_on(engine, &mut document, mark, look_after);
+        let written = engine.store.replace(&partition, &instance_id(), &document, Some(&etag), deadline).await;
+        engine.cache.forget(&partition);
+        if let WriteOutcome::Done(_) = written? {
+            return Ok(true);
+        }
+    }
+}
+
+/// The mark takes the lock off, so that a turn under way can neither commit nor stage nor renew. Should the plan be given up,
+/// that turn was no attempt.
+fn put_on(engine: &Engine, document: &mut InstanceDocument, mark: &Deleting, look_after: Millis) {
+    let now = engine.now();
+    if document.locked_until(now).is_some() {
+        document.claims.pop();
+    }
+    document.lock = None;
+    document.deleting = Some(mark.clone());
+    document.due = Some(now + look_after);
+}
+
+/// Changes the coordinator's mark of a plan that has one of `verdicts`, together with `operations`; `false` where there is
+/// none.
+async fn rewrite(
+    engine: &Engine,
+    partition: &Partition,
+    plan: &str,
+    verdicts: &[Verdict],
+    operations: &[Operation],
+    change: impl Fn(&mut InstanceDocument, &mut Deleting),
+) -> Result<bool, StoreError> {
+    let deadline = engine.deadline();
+    loop {
+        let found = read_latest(engine, partition, deadline).await?;
+        let Some(Versioned { mut document, etag }) = found else { return Ok(false) };
+        let Some(mut mark) = document.deleting.take().filter(|mark| mark.plan == plan) else { return Ok(false) };
+        if !verdicts.contains(&mark.verdict) {
+            return Ok(false);
+        }
+        change(&mut document, &mut mark);
+        document.deleting = Some(mark);
+        let written = write_with(engine, partition, &document, &etag, operations, deadline).await?;
+        engine.cache.forget(partition);
+        if let Some(written) = written {
+            return Ok(written);
+        }
+    }
+}
+
+/// Writes an instance's document that is as `etag` says, together with `operations`; `false` where one of those can't be
+/// done, none where the document has changed.
+async fn write_with(
+    engine: &Engine,
+    partition: &Partition,
+    document: &InstanceDocument,
+    etag: &Etag,
+    operations: &[Operation],
+    deadline: Deadline,
+) -> Result<Option<bool>, StoreError> {
+    if operations.is_empty() {
+        let written = engine.store.replace(partition, &instance_id(), document, Some(etag), deadline).await?;
+        return Ok(matches!(written, WriteOutcome::Done(_)).then_some(true));
+    }
+    let mut whole = vec![Operation::replace(instance_id(), document, Some(etag))?];
+    whole.extend_from_slice(operations);
+    match engine.store.batch(partition, &whole, deadline).await? {
+        BatchOutcome::Committed(_) => Ok(Some(true)),
+        BatchOutcome::RolledBack(back) => Ok((back.index > 0).then_some(false)),
+    }
+}
+
+/// From here on nobody can decide any more; `false` where somebody has done so, or given it up before.
+async fn give_up(engine: &Engine, partition: &Partition, plan: &str) -> Result<bool, StoreError> {
+    let due = engine.now() + staging::TAKEOVER_AFTER;
+    rewrite(engine, partition, plan, &[Verdict::Open], &[], |document, mark| {
+        mark.verdict = Verdict::GivenUp;
+        document.due = Some(due);
+    })
+    .await
+}
+
+/// Goes on with a plan whose verdict stands: part by part, the coordinator last.
+pub(super) async fn carry_out(engine: &Arc<Engine>, partition: &Partition, plan: &str, patience: Patience) -> Carried {
+    let mut carried = Carried::default();
+    loop {
+        match carry_on(engine, partition, plan, patience, &mut carried).await {
+            Ok(true) if !patience.is_over() => {}
+            Ok(_) => return carried,
+            Err(error) => {
+                carried.trouble.get_or_insert(error);
+                return carried;
+            }
+        }
+    }
+}
+
+/// One part, or at last the coordinator; whether there is more.
+async fn carry_on(
+    engine: &Arc<Engine>,
+    partition: &Partition,
+    plan: &str,
+    patience: Patience,
+    carried: &mut Carried,
+) -> Result<bool, StoreError> {
+    let found = read_latest(engine, partition, engine.deadline()).await?;
+    let Some(mark) = found.and_then(|found| found.document.deleting).filter(|mark| mark.plan == plan) else {
+        return Ok(false);
+    };
+    let next = next_part(engine, partition, &mark).await?;
+    let members = next.as_ref().map_or_else(|| vec![mark.coordinator.clone()], |(_, part)| part.members.clone());
+    match mark.verdict {
+        Verdict::Open => return Ok(false),
+        Verdict::Decided => {
+            let erased = erase::erase_all(engine, &members, &mark, patience).await;
+            super::add(&mut carried.result, erased.result);
+            if let Some(error) = erased.trouble {
+                return Err(error);
+            }
+            if !erased.whole {
+                return Ok(true);
+            }
+        }
+        Verdict::GivenUp if next.is_some() => unmark_all(engine, &members, plan).await,
+        Verdict::GivenUp => {
+            unmark(engine, &mark.coordinator, plan).await?;
+        }
+    }
+    let Some((number, part)) = next else { return Ok(false) };
+    debug!(coordinator = %partition, part = number, of = mark.parts, "dealt with a part of a deletion");
+    let due = engine.now() + staging::TAKEOVER_AFTER;
+    // Where another one was faster, the next look tells.
+    rewrite(engine, partition, plan, &[mark.verdict], &[Operation::delete(part.id, None)], |document, mark| {
+        mark.part = mark.part.max(number + 1);
+        document.due = Some(due);
+    })
+    .await?;
+    Ok(true)
+}
+
+/// The first part that is still there. Of a plan that was given up, later ones may never have been written.
+async fn next_part(
+    engine: &Engine,
+    partition: &Partition,
+    mark: &Deleting,
+) -> Result<Option<(usize, PlanDocument)>, StoreError> {
+    for part in mark.part..mark.parts {
+        let id = PlanDocument::document_id(&mark.plan, part);
+        let found = engine.store.read(partition, &id, Freshness::LatestCommitted, engine.deadline()).await?;
+        if let Some(Versioned { document, .. }) = found {
+            return Ok(Some((part, document)));
+        }
+    }
+    Ok(None)
+}
+
+/// Takes the marks of a plan that was given up off. Best effort: whoever meets one takes it off.
+async fn unmark_all(engine: &Arc<Engine>, ids: &[String], plan: &str) {
+    let unmarking = stream::iter(ids.to_vec()).map(|id| async move {
+        if let Err(error) = unmark(engine, &id, plan).await {
+            info!(instance_id = id, %error, "a mark of deletion is taken off later");
+        }
+    });
+    unmarking.buffer_unordered(CONCURRENCY).collect::<Vec<()>>().await;
+}
+
+async fn unmark(engine: &Arc<Engine>, id: &str, plan: &str) -> Result<(), StoreError> {
+    let Ok(partition) = Partition::instance(id) else { return Ok(()) };
+    let deadline = engine.deadline();
+    loop {
+        let found = read_latest(engine, &partition, deadline).await?;
+        let Some(Versioned { mut document, etag }) = found else { return Ok(()) };
+        let ours = |mark: &Deleting| mark.plan == plan && mark.verdict != Verdict::Decided;
+        if !document.deleting.as_ref().is_some_and(ours) {
+            return Ok(());
+        }
+        document.deleting = None;
+        document.due = None;
+        let written = engine.store.replace(&partition, &instance_id(), &document, Some(&etag), deadline).await?;
+        engine.cache.forget(&partition);
+        if let WriteOutcome::Done(_) = written {
+            engine.dispatch.turn_returned(&partition, 0);
+            return Ok(());
+        }
+    }
+}
+
+/// What the coordinator's document says of a plan.
+pub(super) struct Theirs {
+    pub(super) mark: Deleting,
+    due: Millis,
+}
+
+pub(super) async fn coordinators_mark(
+    engine: &Engine,
+    mark: &Deleting,
+    deadline: Deadline,
+) -> Result<Option<Theirs>, StoreError> {
+    let Ok(partition) = Partition::instance(&mark.coordinator) else { return Ok(None) };
+    let found = read_latest(engine, &partition, deadline).await?;
+    Ok(found.and_then(|Versioned { document, .. }| {
+        let due = document.due.unwrap_or_default();
+        let theirs = document.deleting.filter(|theirs| theirs.plan == mark.plan)?;
+        Some(Theirs { mark: theirs, due })
+    }))
+}
+
+/// Whether an instance that carries a mark is gone for good.
+pub(crate) async fn is_deleted(
+    engine: &Arc<Engine>,
+    document: &InstanceDocument,
+    deadline: Deadline,
+) -> Result<bool, StoreError> {
+    let Some(mark) = &document.deleting else { return Ok(false) };
+    if let Some(theirs) = coordinators_mark(engine, mark, deadline).await? {
+        return Ok(theirs.mark.verdict == Verdict::Decided);
+    }
+    let still = is_marked_still(engine, &document.instance_id, mark, deadline).await?;
+    Ok(!still)
+}
+
+/// Whether a mark is still there whose coordinator knows nothing of its plan: then that was given up. Otherwise it was
+/// finished since the mark was read.
+async fn is_marked_still(
+    engine: &Engine,
+    partition: &Partition,
+    mark: &Deleting,
+    deadline: Deadline,
+) -> Result<bool, StoreError> {
+    let found = read_latest(engine, partition, deadline).await?;
+    Ok(found.and_then(|found| found.document.deleting).is_some_and(|ours| ours.plan == mark.plan))
+}
+
+/// Which of some instances with their marks are gone for good. Each plan's coordinator is asked once.
+pub(super) async fn deleted_among(
+    engine: &Arc<Engine>,
+    marked: Vec<(Partition, Deleting)>,
+    deadline: Deadline,
+) -> Result<HashSet<Partition>, StoreError> {
+    let plans: HashMap<String, Deleting> = marked.iter().map(|(_, mark)| (mark.plan.clone(), mark.clone())).collect();
+    let mut verdicts: HashMap<String, Option<Verdict>> = HashMap::new();
+    let mut asking = stream::iter(plans)
+        .map(|(plan, mark)| async move { (plan, coordinators_mark(engine, &mark, deadline).await) })
+        .buffer_unordered(CONCURRENCY);
+    while let Some((plan, theirs)) = asking.next().await {
+        verdicts.insert(plan, theirs?.map(|theirs| theirs.mark.verdict));
+    }
+    let verdicts = &verdicts;
+    let mut telling = stream::iter(marked)
+        .map(|(partition, mark)| async move {
+            let deleted = match verdicts.get(&mark.plan).copied().flatten() {
+                Some(verdict) => Ok(verdict == Verdict::Decided),
+                None => is_marked_still(engine, &partition, &mark, deadline).await.map(|still| !still),
+            };
+            (partition, deleted)
+        })
+        .buffer_unordered(CONCURRENCY);
+    let mut deleted = HashSet::new();
+    while let Some((partition, is_deleted)) = telling.next().await {
+        if is_deleted? {
+            deleted.insert(partition);
+        }
+    }
+    Ok(deleted)
+}
+
+/// Goes on with the plan behind an instance's mark, or gives it up where it is not decided and is `old`: for this instance at
+/// once, for a large plan a little at a time. Whether there was anything to do.
+pub(crate) async fn recover(
+    engine: &Arc<Engine>,
+    document: &InstanceDocument,
+    old: Millis,
+    deadline: Deadline,
+) -> Result<bool, StoreError> {
+    let Some(mark) = &document.deleting else { return Ok(false) };
+    let Some(id) = document.instance_id.instance_id() else { return Ok(false) };
+    let Some(theirs) = coordinators_mark(engine, mark, deadline).await? else {
+        unmark(engine, id, &mark.plan).await?;
+        return Ok(true);
+    };
+    let Ok(coordinator) = Partition::instance(&mark.coordinator) else { return Ok(false) };
+    let patience = Patience::Until(Deadline::after(RECOVERY_TIME));
+    match theirs.mark.verdict {
+        Verdict::Open => {
+            // `due` is when anybody may give it up.
+            if theirs.due + old > engine.now() + UNDO_AFTER {
+                return Ok(false);
+            }
+            give_up(engine, &coordinator, &mark.plan).await?;
+        }
+        Verdict::Decided if id != mark.coordinator => {
+            let erased = erase::erase_all(engine, &[id.to_owned()], &theirs.mark, patience).await;
+            return erased.trouble.map_or(Ok(true), Err);
+        }
+        Verdict::GivenUp if id != mark.coordinator => {
+            unmark(engine, id, &mark.plan).await?;
+            return Ok(true);
+        }
+        // Somebody is at it.
+        _ if theirs.mark.part < theirs.mark.parts && theirs.due > engine.now() => return Ok(false),
+        _ => {}
+    }
+    let carried = carry_out(engine, &coordinator, &mark.plan, patience).await;
+    carried.trouble.map_or(Ok(true), Err)
+}
