@@ -8,7 +8,7 @@ use crate::{
     turn::{cache::InstanceCache, TurnHandle},
     work::WorkHandle,
 };
-use dashmap::{DashMap, DashSet};
+use dashmap::DashMap;
 use std::{sync::Arc, time::Duration};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -22,8 +22,8 @@ pub(crate) struct Engine {
     pub(crate) turns: DashMap<String, Arc<TurnHandle>>,
     /// Activities that this process holds, by token.
     pub(crate) works: DashMap<String, Arc<WorkHandle>>,
-    /// Under which names workers of this process have taken sessions.
-    pub(crate) session_owners: DashSet<String>,
+    /// Sessions that workers of this process have taken: as whom, and until when their locks last at least.
+    pub(crate) sessions: DashMap<String, (String, Millis)>,
     pub(crate) cache: InstanceCache,
     pub(crate) dispatch: Dispatch,
     /// Held while what a poll has seen of others' messages is delivered.
@@ -46,7 +46,7 @@ impl Engine {
             dispatch: Dispatch::new(&config),
             turns: DashMap::new(),
             works: DashMap::new(),
-            session_owners: DashSet::new(),
+            sessions: DashMap::new(),
             reconciling: tokio::sync::Mutex::default(),
             sealing: tokio::sync::Mutex::default(),
             counting: tokio::sync::Mutex::default(),

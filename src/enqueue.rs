@@ -5,17 +5,22 @@
 use crate::{
     admin::delete,
     engine::Engine,
-    model::{item, DocumentId, EventSet, HistoryDocument, InstanceDocument, MessageDocument, Partition, WorkDocument},
+    model::{
+        item, DocumentId, EventSet, HistoryDocument, InstanceDocument, Marks, MessageDocument, Partition, WorkDocument,
+    },
     store::{
-        batch::MAX_DOCUMENT_BYTES, BatchOutcome, Deadline, Operation, Refusal, StoreError, Versioned, WriteOutcome,
+        batch::MAX_DOCUMENT_BYTES, queries, Applied, BatchOutcome, Deadline, Operation, Refusal, StoreError, Versioned,
+        WriteOutcome,
     },
     turn::{instance_id, load, read, release::read_latest},
 };
+use azure_core::http::Etag;
 use duroxide::{
     providers::{ProviderError, WorkItem},
     Event,
 };
 use std::{sync::Arc, time::Duration};
+use tracing::{info, warn};
 
 /// Puts a message into the queue of its instance.
 pub(crate) async fn message(
@@ -38,19 +43,43 @@ pub(crate) async fn message(
         let (kind, limit) = (item::kind(work_item), MessageDocument::MAX_BYTES);
         return Err(refuse(format!("the message {kind} for {instance:?} has {bytes} bytes, but the limit is {limit}")));
     }
-    let written = engine.store.create(&partition, &document.id, &document, engine.deadline()).await;
+    let written = engine.store.create_noting_repeats(&partition, &document.id, &document, engine.deadline()).await;
     match written.map_err(|e| e.into_provider_error(OPERATION))? {
-        WriteOutcome::Done(etag) => {
+        (WriteOutcome::Done(etag), Applied::Perhaps) => {
+            let removed = remove_copy(engine, &document, &etag).await.unwrap_or_else(|error| {
+                // The message is there all the same, and most turns know a copy by themselves.
+                warn!(instance_id = instance, %error, "whether a message was written twice could not be found out");
+                false
+            });
+            if !removed {
+                engine.dispatch.offer_message(document, None);
+            }
+            Ok(())
+        }
+        (WriteOutcome::Done(etag), Applied::No) => {
             engine.dispatch.offer_message(document, Some(etag));
             Ok(())
         }
         // Written with its answer lost: it may have been consumed since.
-        WriteOutcome::Refused(Refusal::Exists) => {
+        (WriteOutcome::Refused(Refusal::Exists), _) => {
             engine.dispatch.offer_message(document, None);
             Ok(())
         }
-        WriteOutcome::Refused(refusal) => Err(refuse(format!("the message was answered {refusal:?}"))),
+        (WriteOutcome::Refused(refusal), _) => Err(refuse(format!("the message was answered {refusal:?}"))),
     }
+}
+
+/// Removes a message that was written twice and whose first copy was consumed in between: some history has its mark. Turns of
+/// the same execution, and the first ones of the next, know it by themselves; here all executions are asked.
+async fn remove_copy(engine: &Engine, message: &MessageDocument, etag: &Etag) -> Result<bool, StoreError> {
+    let (partition, deadline) = (&message.instance_id, engine.deadline());
+    let marks: Vec<Marks> = engine.store.query_partition(partition, queries::CONSUMED.statement(), deadline).await?;
+    if marks.iter().all(|marks| marks.consumed(std::iter::once(&message.id)).is_empty()) {
+        return Ok(false);
+    }
+    info!(instance_id = partition.instance_id(), id = %message.id, "a message was written twice: removing the copy");
+    engine.store.delete(partition, &message.id, Some(etag), deadline).await?;
+    Ok(true)
 }
 
 /// Puts an activity into the worker queue.

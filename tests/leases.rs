@@ -7,7 +7,7 @@ use duroxide::providers::{
     DispatcherCapabilityFilter, Provider, ProviderAdmin, SemverRange, SessionFetchConfig, TagFilter, WorkItem,
 };
 use duroxide::EventKind;
-use duroxide_cosmos_emulator::{RequestKind, WireAction, WireRule};
+use duroxide_cosmos_emulator::{Gate, RequestKind, WireAction, WireRule};
 use scene::*;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -153,4 +153,40 @@ async fn what_was_learnt_of_a_deleted_instance_is_not_held_against_a_new_one_of_
     let (item, _, _) = a.fetch_orchestration_item(LONG, PATIENCE, Some(&filter)).await.unwrap().expect("the new one");
     assert!(item.history.is_empty() && matches!(item.messages[..], [WorkItem::StartOrchestration { .. }]));
     assert!(!matches!(item.history.first().map(|e| &e.kind), Some(EventKind::OrchestrationStarted { .. })));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_that_arrives_after_its_caller_has_given_up_is_given_back_uncounted() {
+    for turn in [true, false] {
+        let scene = Scene::new(1);
+        let maker = scene.provider("maker").await;
+        let hasty = quiet().with_request_timeout(Duration::from_secs(1)).with_operation_timeout(Duration::from_secs(1));
+        let (a, b) = (scene.provider_with("a", hasty).await, scene.provider("b").await);
+        begin(&maker, INSTANCE, vec![activity(INSTANCE, 2)], Vec::new()).await;
+        maker.enqueue_for_orchestrator(external(INSTANCE, "news"), None).await.unwrap();
+        let gate = Gate::new();
+        let held = WireRule::new(WireAction::HoldBefore(gate.clone())).on(RequestKind::Replace).client("a").times(1);
+        scene.account.wire().add(held);
+        // The claim's time is up while its write is on its way.
+        if turn {
+            assert!(a.fetch_orchestration_item(LONG, NOW, None).await.is_err());
+        } else {
+            assert!(a.fetch_work_item(LONG, NOW, None, &TagFilter::Any).await.is_err());
+        }
+        gate.open();
+        let attempts = if turn { next_turn(&b, LONG).await.2 } else { next_work(&b, LONG).await.2 };
+        assert_eq!(attempts, 1, "a turn: {turn}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn shutting_down_leaves_sessions_alone_that_another_process_has_taken_under_the_same_name() {
+    let scene = Scene::new(1);
+    let (a, b) = (scene.provider("a").await, scene.provider("b").await);
+    begin(&a, INSTANCE, vec![activity_with(INSTANCE, 2, Some("s"), None)], Vec::new()).await;
+    b.fetch_work_item(LONG, PATIENCE, Some(&session("same")), &TagFilter::Any).await.unwrap().expect("an activity");
+    assert!(a.shutdown_within(PATIENCE).await);
+    assert_eq!(scene.of_kind("$s:s", "session").await.len(), 1);
+    assert!(b.shutdown_within(PATIENCE).await);
+    assert!(scene.of_kind("$s:s", "session").await.is_empty());
 }

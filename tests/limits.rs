@@ -295,3 +295,31 @@ async fn an_activity_that_cant_be_read_is_counted_put_off_and_fails_in_the_end()
     assert!(matches!(details, ErrorDetails::Poison { attempt_count: 10, .. }), "{details:?}");
     assert!(scene.of_kind(INSTANCE, "work").await.is_empty());
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_history_document_that_makes_no_sense_comes_back_as_an_unreadable_history() {
+    let scene = Scene::new(1);
+    let (sender, worker) = (scene.provider("sender").await, scene.provider("worker").await);
+    begin(&sender, INSTANCE, Vec::new(), Vec::new()).await;
+    tamper(&scene, "history", |history| history["events"] = json!("none")).await;
+    sender.enqueue_for_orchestrator(external(INSTANCE, "news"), None).await.unwrap();
+    let (item, _, attempts) = next_turn(&worker, LONG).await;
+    assert!(item.history_error.is_some());
+    assert_eq!(attempts, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_document_that_makes_no_sense_does_not_keep_other_instances_from_their_turns() {
+    let scene = Scene::new(1);
+    let (sender, worker) = (scene.provider("sender").await, scene.provider("worker").await);
+    sender.enqueue_for_orchestrator(start(INSTANCE), None).await.unwrap();
+    tamper(&scene, "message", |message| message["createdAt"] = json!("yesterday")).await;
+    sender.enqueue_for_orchestrator(start("other"), None).await.unwrap();
+    let (item, _, _) = next_turn(&worker, LONG).await;
+    assert_eq!(item.instance, "other");
+    let requests = scene.account.stats_of("worker").items().requests;
+    assert!(worker.fetch_orchestration_item(LONG, std::time::Duration::from_secs(2), None).await.unwrap().is_none());
+    // It is looked at again, but not all the time.
+    let more = scene.account.stats_of("worker").items().requests - requests;
+    assert!(more < 40, "{more} requests in two seconds");
+}

@@ -145,10 +145,21 @@ async fn what_was_due_when_a_turn_ran_without_it_is_not_offered_again() {
     assert!(a.fetch_orchestration_item(LONG, NOW, None).await.unwrap().is_none());
 }
 
+/// Whether the process that has written a message twice finds that out by itself.
+#[derive(Clone, Copy, PartialEq)]
+enum Sender {
+    Looks,
+    CantLook,
+}
+
 /// The answer to what "a" puts into the queue is lost, and the SDK's repetition of it comes when `consume` is through.
-async fn doubled<F: std::future::Future<Output = ()>>(scene: &Scene, item: WorkItem, consume: F) {
+async fn doubled<F: std::future::Future<Output = ()>>(scene: &Scene, item: WorkItem, sender: Sender, consume: F) {
     let a = Arc::new(scene.provider("a").await);
     let (gate, wire) = (Gate::new(), scene.account.wire());
+    if sender == Sender::CantLook {
+        let refused = WireAction::Refuse { status: 400, substatus: None, retry_after: None };
+        wire.add(WireRule::new(refused).on(RequestKind::Query).client("a"));
+    }
     let create = |action| WireRule::new(action).on(RequestKind::Create).client("a");
     wire.add(create(WireAction::LoseAnswer).times(1));
     wire.add(create(WireAction::HoldBefore(gate.clone())).times(1));
@@ -164,7 +175,7 @@ async fn a_message_whose_answer_was_lost_and_that_was_consumed_before_it_is_sent
     let scene = Scene::new(1);
     let b = scene.provider("b").await;
     begin(&b, CHILD, Vec::new(), Vec::new()).await;
-    doubled(&scene, external(CHILD, "once"), async {
+    doubled(&scene, external(CHILD, "once"), Sender::CantLook, async {
         let (item, token, _) = next_turn(&b, LONG).await;
         assert_eq!(item.messages, [external(CHILD, "once")]);
         commit(&b, &token, vec![happened(CHILD, 2)], Vec::new(), Vec::new(), running()).await.unwrap();
@@ -185,7 +196,7 @@ async fn a_start_whose_answer_was_lost_does_not_start_the_instance_twice_also_in
     for executions in [1, 2] {
         let scene = Scene::new(1);
         let b = scene.provider("b").await;
-        doubled(&scene, start(CHILD), async {
+        doubled(&scene, start(CHILD), Sender::CantLook, async {
             for execution in 1..=executions {
                 let (_, token, _) = next_turn(&b, LONG).await;
                 let (messages, metadata) = if execution < executions {
@@ -212,25 +223,106 @@ async fn a_childs_end_is_not_told_to_a_new_instance_of_its_parents_name() {
     let gate = Gate::new();
     let held = WireRule::new(WireAction::HoldBefore(gate.clone())).on(RequestKind::Create).client("b");
     scene.account.wire().add(held.matching(|request| goes_to(request, PARENT)).times(1));
-    let end = WorkItem::SubOrchCompleted {
-        parent_instance: PARENT.to_owned(),
-        parent_execution_id: 1,
-        parent_id: 2,
-        result: "done".to_owned(),
-    };
-    let mut metadata = ended("Completed");
-    metadata.parent_instance_id = Some(PARENT.to_owned());
     let events = vec![started(CHILD, 1), completed(CHILD, 1, 2)];
-    commit(b.as_ref(), &token, events, Vec::new(), vec![end], metadata).await.unwrap();
+    commit(b.as_ref(), &token, events, Vec::new(), vec![child_ended()], of_parent("Completed")).await.unwrap();
     gate.reached().await;
     // While the message is on its way, its parent is deleted and another one takes its name.
     a.delete_instance(PARENT, true).await.unwrap();
-    begin(&a, PARENT, Vec::new(), Vec::new()).await;
+    let c = scene.provider("c").await;
+    begin(&c, PARENT, Vec::new(), Vec::new()).await;
     gate.open();
     b.shutdown().await;
     assert_eq!(scene.of_kind(PARENT, "message").await.len(), 1, "the message is what this test is about");
     let before = contents(&scene, PARENT).await;
-    assert!(a.fetch_orchestration_item(LONG, NOW, None).await.unwrap().is_none());
+    assert!(c.fetch_orchestration_item(LONG, NOW, None).await.unwrap().is_none());
     assert!(scene.of_kind(PARENT, "message").await.is_empty());
     assert_eq!(contents(&scene, PARENT).await.len(), before.len() - 1);
+}
+
+/// The end of [`CHILD`], for its parent.
+fn child_ended() -> WorkItem {
+    WorkItem::SubOrchCompleted {
+        parent_instance: PARENT.to_owned(),
+        parent_execution_id: 1,
+        parent_id: 2,
+        result: "done".to_owned(),
+    }
+}
+
+fn of_parent(status: &str) -> duroxide::providers::ExecutionMetadata {
+    let mut metadata = ended(status);
+    metadata.parent_instance_id = Some(PARENT.to_owned());
+    metadata
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_child_that_two_instances_of_its_parents_name_have_started_tells_the_second_how_it_ended() {
+    let scene = Scene::new(1);
+    let a = scene.provider("a").await;
+    let child = start_child(CHILD, Some(PARENT));
+    begin(&a, PARENT, Vec::new(), vec![child.clone()]).await;
+    // The child has not begun, so that the deletion does not know of it.
+    a.delete_instance(PARENT, true).await.unwrap();
+    let (item, token, _) = next_turn(&a, LONG).await;
+    assert_eq!(item.messages, std::slice::from_ref(&child));
+    let mut metadata = running();
+    metadata.parent_instance_id = Some(PARENT.to_owned());
+    commit(&a, &token, vec![started(CHILD, 1)], Vec::new(), Vec::new(), metadata).await.unwrap();
+    // A new parent starts the same child, which runs already.
+    begin(&a, PARENT, Vec::new(), vec![child.clone()]).await;
+    let (item, token, _) = next_turn(&a, LONG).await;
+    assert_eq!(item.messages, [child]);
+    commit(&a, &token, vec![completed(CHILD, 1, 2)], Vec::new(), vec![child_ended()], ended("Completed"))
+        .await
+        .unwrap();
+    let (item, _, _) = next_turn(&a, LONG).await;
+    assert_eq!((item.instance.as_str(), item.messages), (PARENT, vec![child_ended()]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_that_was_overtaken_by_a_deletion_drops_nothing_of_the_new_instance() {
+    let scene = Scene::new(1);
+    let (a, b) = (scene.provider("a").await, scene.provider("b").await);
+    begin(&b, PARENT, Vec::new(), Vec::new()).await;
+    b.enqueue_for_orchestrator(external(PARENT, "news"), None).await.unwrap();
+    let gate = Gate::new();
+    let held = WireRule::new(WireAction::HoldBefore(gate.clone())).on(RequestKind::Query).client("a");
+    scene.account.wire().add(held.matching(|request| goes_to(request, PARENT)).times(1));
+    let stalled = tokio::spawn(async move { a.fetch_orchestration_item(LONG, NOW, None).await });
+    gate.reached().await;
+    // Its instance is deleted, another one takes its name, and a child of that one ends.
+    b.delete_instance(PARENT, true).await.unwrap();
+    begin(&b, PARENT, Vec::new(), vec![start_child(CHILD, Some(PARENT))]).await;
+    let (_, token, _) = next_turn(&b, LONG).await;
+    let events = vec![started(CHILD, 1), completed(CHILD, 1, 2)];
+    commit(&b, &token, events, Vec::new(), vec![child_ended()], of_parent("Completed")).await.unwrap();
+    gate.open();
+    drop(stalled.await.unwrap());
+    let (item, _, _) = next_turn(&b, LONG).await;
+    assert_eq!((item.instance.as_str(), item.messages), (PARENT, vec![child_ended()]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_that_was_written_twice_is_known_however_many_executions_have_passed() {
+    let scene = Scene::new(1);
+    let b = scene.provider("b").await;
+    begin(&b, CHILD, Vec::new(), Vec::new()).await;
+    doubled(&scene, external(CHILD, "once"), Sender::Looks, async {
+        // More messages, one for each execution, than a new execution remembers of those before it.
+        for execution in 1..=30 {
+            if execution > 1 {
+                b.enqueue_for_orchestrator(external(CHILD, "more"), None).await.unwrap();
+            }
+            let (_, token, _) = next_turn(&b, LONG).await;
+            let end = event(CHILD, execution, 2, EventKind::OrchestrationContinuedAsNew { input: "{}".to_owned() });
+            let messages = vec![again(CHILD)];
+            commit(&b, &token, vec![end], Vec::new(), messages, ended("ContinuedAsNew")).await.unwrap();
+            let (_, token, _) = next_turn(&b, LONG).await;
+            let begins = vec![started(CHILD, execution + 1)];
+            commit(&b, &token, begins, Vec::new(), Vec::new(), running()).await.unwrap();
+        }
+    })
+    .await;
+    assert!(scene.of_kind(CHILD, "message").await.is_empty());
+    assert!(b.fetch_orchestration_item(LONG, NOW, None).await.unwrap().is_none());
 }

@@ -144,3 +144,28 @@ async fn three_that_roll_the_same_turn_forward_apply_each_part_once() {
     assert!(fetch_now(&e, LONG).await.is_none());
     assert_whole(&site, &e).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_staged_for_a_turn_that_the_service_refused_goes_though_no_message_comes() {
+    let site = Site::new().await;
+    let a = site.provider("a").await;
+    a.enqueue_for_orchestrator(start(INSTANCE), None).await.expect("a start");
+    let (_, token) = fetch(&a, LONG).await;
+    let refused = WireAction::RefuseBatchOperation { index: 0, status: 413, substatus: None };
+    let rule = site.rule("a", refused).on(RequestKind::Batch).matching(commits_parts);
+    site.account.wire().add(rule.times(1));
+    let error = Delta::start(INSTANCE, ACTIVITIES).ack(&a, &token).await.expect_err("what can't be stored");
+    assert!(!error.is_retryable(), "{error:?}");
+    assert!(!site.documents_of(INSTANCE, "staged").await.is_empty());
+    // The runtime records the failure with the same token, and the instance has ended.
+    Delta::failure(INSTANCE, 1).ack(&a, &token).await.expect("the failure");
+    let b = site.provider("b").await;
+    let swept = async {
+        while !site.documents_of(INSTANCE, "staged").await.is_empty() {
+            assert!(b.fetch_orchestration_item(LONG, SHORT, None).await.expect("a fetch").is_none());
+        }
+    };
+    within("the sweep", swept).await;
+    let instance = site.instance(INSTANCE).await;
+    assert!(instance["staging"].is_null() && instance["due"].is_null() && instance["lock"].is_null(), "{instance}");
+}

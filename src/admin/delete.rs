@@ -186,7 +186,8 @@ pub(crate) async fn delete_bulk(
     filter: &InstanceFilter,
 ) -> Result<DeleteInstanceResult, ProviderError> {
     let failed = |e: StoreError| e.into_provider_error("delete_instance_bulk");
-    let candidates = inspect::candidates(engine, filter).await.map_err(failed)?;
+    let roots = |row: &super::InstanceRow| row.parent.is_none() && row.is_terminal();
+    let candidates = inspect::candidates(engine, filter, roots).await.map_err(failed)?;
     let mut bulk = Bulk::default();
     let plans: BTreeMap<String, Deleting> =
         candidates.iter().filter_map(|row| row.deleting.clone()).map(|mark| (mark.plan.clone(), mark)).collect();
@@ -196,7 +197,6 @@ pub(crate) async fn delete_bulk(
             Err(error) => bulk.failures.note(&mark.coordinator, failed(error)),
         }
     }
-    let roots = |row: &super::InstanceRow| row.parent.is_none() && row.is_terminal();
     let chosen = inspect::chosen(engine, candidates, filter, roots).await.map_err(failed)?;
     let deleting = stream::iter(chosen.chunks(ROOTS).map(<[String]>::to_vec).collect::<Vec<_>>())
         .map(|roots| async move { delete_roots(engine, &roots).await });

@@ -4,7 +4,7 @@ use super::{plan, InstanceRow};
 use crate::{
     engine::Engine,
     model::{status, EventSet, ExecutionDocument, InstanceDocument, KvDocument, Millis, Partition, StatusDocument},
-    store::{queries, queries::names_in_questions, Deadline, Freshness, Statement, StoreError, Versioned},
+    store::{queries, queries::names_in_questions, Deadline, Freshness, Patience, Statement, StoreError, Versioned},
     turn::{load, read, release::read_latest},
 };
 use duroxide::{
@@ -15,6 +15,7 @@ use futures::{stream, StreamExt, TryStreamExt};
 use serde::Deserialize;
 use std::{
     collections::{BTreeSet, HashMap},
+    num::NonZeroU32,
     sync::Arc,
 };
 
@@ -347,14 +348,17 @@ pub(crate) async fn list(
 
 /// What duroxide's own provider does where a filter has no limit.
 const DEFAULT_LIMIT: u32 = 1_000;
+/// Rows that each physical partition returns at a time.
+const PAGE: NonZeroU32 = NonZeroU32::new(200).unwrap();
 
 /// The instances that a bulk operation may take, those among them whose deletion was left half-way included: those that the
-/// filter names, or all, oldest first.
-pub(super) async fn candidates(engine: &Arc<Engine>, filter: &InstanceFilter) -> Result<Vec<InstanceRow>, StoreError> {
-    let Some(named) = &filter.instance_ids else {
-        // The place where this goes from page to page and stops at the limit, once the store can.
-        return engine.store.query_container(queries::INSTANCES_TO_CLEAN.statement(), engine.deadline()).await;
-    };
+/// filter names, or the oldest that fit, page by page until there are as many as it may take.
+pub(super) async fn candidates(
+    engine: &Arc<Engine>,
+    filter: &InstanceFilter,
+    fits: impl Fn(&InstanceRow) -> bool,
+) -> Result<Vec<InstanceRow>, StoreError> {
+    let Some(named) = &filter.instance_ids else { return oldest(engine, filter, fits).await };
     let unique: BTreeSet<&String> = named.iter().collect();
     let partitions: Vec<Partition> = unique.into_iter().filter_map(|id| Partition::instance(id).ok()).collect();
     let reading = stream::iter(partitions).map(|partition| async move {
@@ -365,6 +369,38 @@ pub(super) async fn candidates(engine: &Arc<Engine>, filter: &InstanceFilter) ->
     Ok(found.into_iter().flatten().collect())
 }
 
+async fn oldest(
+    engine: &Arc<Engine>,
+    filter: &InstanceFilter,
+    fits: impl Fn(&InstanceRow) -> bool,
+) -> Result<Vec<InstanceRow>, StoreError> {
+    let statement = queries::INSTANCES_TO_CLEAN.statement().in_pages_of(PAGE);
+    let mut pages = engine.store.container_pages(statement, Patience::PerPage(engine.config.operation_timeout()))?;
+    let (mut rows, mut fitting): (Vec<InstanceRow>, usize) = (Vec::new(), 0);
+    while let Some(page) = pages.next().await? {
+        let page: Vec<InstanceRow> = page;
+        rows.extend(page.into_iter().filter(|row| {
+            let fits = fits(row) && takes(filter, row);
+            // A marked one may be gone already, and takes nobody's place.
+            fitting += usize::from(fits && row.deleting.is_none());
+            fits || row.deleting.is_some()
+        }));
+        if fitting >= limit(filter) {
+            break;
+        }
+    }
+    Ok(rows)
+}
+
+/// Whether the filter takes an instance by the time of its end.
+fn takes(filter: &InstanceFilter, row: &InstanceRow) -> bool {
+    filter.completed_before.is_none_or(|before| row.completed_at.is_some_and(|ended| ended < before))
+}
+
+fn limit(filter: &InstanceFilter) -> usize {
+    filter.limit.unwrap_or(DEFAULT_LIMIT) as usize
+}
+
 /// Those of the candidates that the filter takes, up to its limit.
 pub(super) async fn chosen(
     engine: &Arc<Engine>,
@@ -372,11 +408,7 @@ pub(super) async fn chosen(
     filter: &InstanceFilter,
     fits: impl Fn(&InstanceRow) -> bool,
 ) -> Result<Vec<String>, StoreError> {
-    let ended = |row: &InstanceRow| {
-        filter.completed_before.is_none_or(|before| row.completed_at.is_some_and(|ended| ended < before))
-    };
-    let fitting = candidates.into_iter().filter(|row| fits(row) && ended(row)).collect();
-    let limit = filter.limit.unwrap_or(DEFAULT_LIMIT) as usize;
+    let fitting = candidates.into_iter().filter(|row| fits(row) && takes(filter, row)).collect();
     let visible = visible(engine, fitting, engine.deadline()).await?;
-    Ok(visible.iter().filter_map(InstanceRow::id).take(limit).collect())
+    Ok(visible.iter().filter_map(InstanceRow::id).take(limit(filter)).collect())
 }

@@ -135,7 +135,7 @@ pub(crate) async fn prune_bulk(
     options: &PruneOptions,
 ) -> Result<PruneResult, ProviderError> {
     let failed = |e: StoreError| e.into_provider_error("prune_executions_bulk");
-    let candidates = inspect::candidates(engine, filter).await.map_err(failed)?;
+    let candidates = inspect::candidates(engine, filter, |_| true).await.map_err(failed)?;
     let chosen = inspect::chosen(engine, candidates, filter, |_| true).await.map_err(failed)?;
     let mut pruning = stream::iter(chosen)
         .map(|instance| async move {

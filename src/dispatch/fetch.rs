@@ -23,8 +23,6 @@ use tracing::warn;
 
 /// A claim takes no longer: then the hint can be tried by another waiter.
 const CLAIM_TIME: Millis = 10_000;
-/// After a failed attempt, and between polls that fail.
-const RETRY_AFTER: Millis = 200;
 /// A caller that does not wait is kept no longer by claims that are under way.
 const SETTLE_TIME: Duration = Duration::from_secs(1);
 /// Messages that wait for a start are looked at less and less often.
@@ -70,7 +68,7 @@ pub(crate) async fn next_turn(
                 Ok(other) => settle_turn(engine, partition, hint, seq, other),
                 Err(error) => {
                     dispatch.recent.returned(&partition, hint.ids());
-                    let due = engine.now() + RETRY_AFTER;
+                    let due = engine.clock.after(error.pause());
                     dispatch.turns.put_back(partition, hint, seq, due, engine.now(), OrchestrationHint::merge);
                     wait.trouble(error, OPERATION)?;
                 }
@@ -136,7 +134,7 @@ async fn try_turn(
         let parcel = Parcel::new(outcome, move |outcome| {
             let _begun = begun;
             if let Ok(turn_claim::Claimed::Turn(turn)) = outcome {
-                release::give_back_later(&engine_too, &hint.partition, turn.1);
+                release::give_back_later(&engine_too, &hint.partition, turn.1, 0);
             } else {
                 engine_too.dispatch.turn_returned(&hint.partition, 0);
             }
@@ -216,7 +214,7 @@ pub(crate) async fn next_work(
                     put_work_back(engine, key, hint, seq, engine.now());
                 }
                 Err(error) => {
-                    put_work_back(engine, key, hint, seq, engine.now() + RETRY_AFTER);
+                    put_work_back(engine, key, hint, seq, engine.clock.after(error.pause()));
                     wait.trouble(error, OPERATION)?;
                 }
             }
@@ -340,7 +338,9 @@ impl Wait {
 
     /// A caller that waits sits an outage out; one that doesn't is told.
     fn trouble(&self, error: StoreError, operation: &str) -> Result<(), ProviderError> {
-        if !self.patient || !error.is_passing() {
+        // What can't be understood of one instance or activity is its own trouble, and no reason to stop waiting for others.
+        let of_one = matches!(error, StoreError::Malformed { .. });
+        if !self.patient || !(error.is_passing() || of_one) {
             return Err(error.into_provider_error(operation));
         }
         warn!(%error, operation, "trouble while waiting for work");

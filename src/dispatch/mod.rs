@@ -222,11 +222,18 @@ impl Dispatch {
         }
     }
 
-    /// A turn of this process was given back: its messages can be tried again at `due`.
+    /// A turn of this process was given back: its messages can be tried again at `due`, and if that is in the future, not
+    /// earlier than an attempt has said.
     pub(crate) fn turn_returned(&self, partition: &Partition, due: Millis) {
-        self.turns.set_free(partition, self.clock.now());
+        let now = self.clock.now();
+        let at_once = due <= now;
+        if at_once {
+            self.turns.set_free(partition, now);
+        } else {
+            self.turns.set_idle(partition, now);
+        }
         let hint = OrchestrationHint::new(partition.clone(), false);
-        self.offer_turn(hint, String::new(), due, true);
+        self.offer_turn(hint, String::new(), due, at_once);
     }
 
     /// A turn of this process holds its lock until then.

@@ -120,6 +120,13 @@ impl<K: Clone + Eq + Hash + Ord, H> Queue<K, H> {
         inner.refile(key, now);
     }
 
+    /// Nobody here has a key any more; what an attempt said about coming back still holds.
+    pub(super) fn set_idle(&self, key: &K, now: Millis) {
+        let mut inner = self.lock();
+        inner.busy.remove(key);
+        inner.refile(key, now);
+    }
+
     /// A key is free again: hints that came in the meantime can be tried.
     pub(super) fn set_free(&self, key: &K, now: Millis) {
         {

@@ -24,6 +24,11 @@ impl EventSet {
         true
     }
 
+    /// The highest id, 0 where there is none.
+    pub(crate) fn last(&self) -> u64 {
+        self.0.last().map_or(0, |(_, last)| *last)
+    }
+
     /// How many ids there are.
     pub(crate) fn len(&self) -> u64 {
         self.0.iter().map(|(first, last)| last - first + 1).sum()
@@ -65,6 +70,7 @@ mod tests {
                 prop_assert_eq!(set.insert(id), reference.insert(id));
             }
             prop_assert_eq!(set.len(), reference.len() as u64);
+            prop_assert_eq!(set.last(), reference.last().copied().unwrap_or(0));
             for id in 0..61 {
                 prop_assert_eq!(set.contains(id), reference.contains(&id));
             }

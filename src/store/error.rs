@@ -94,6 +94,15 @@ impl StoreError {
         matches!(self, Self::Rejected { .. } | Self::TooLarge { .. })
     }
 
+    /// When to try again what has met this. What can't be understood now is not understood in a moment either: others come
+    /// first.
+    pub(crate) fn pause(&self) -> Duration {
+        match self {
+            Self::Malformed { .. } => Duration::from_secs(5),
+            _ => Duration::from_millis(200),
+        }
+    }
+
     /// The error as duroxide's runtime reads it.
     pub(crate) fn into_provider_error(self, operation: &str) -> ProviderError {
         if self.is_passing() {

@@ -43,7 +43,8 @@ use azure_data_cosmos::{
     ContainerClient, CosmosError, TransactionalBatch,
 };
 use batch::Results;
-use error::{classify, describe, Applied, Verdict};
+pub(crate) use error::Applied;
+use error::{classify, describe, Verdict};
 use futures::future::BoxFuture;
 use serde::Serialize;
 use std::{sync::Arc, time::Duration};
@@ -117,14 +118,27 @@ impl Store {
         document: &T,
         deadline: Deadline,
     ) -> Result<WriteOutcome, StoreError> {
+        Ok(self.create_noting_repeats(partition, id, document, deadline).await?.0)
+    }
+
+    /// Creates a document, and tells whether it may have been created before by the same call, its answer lost: then what is
+    /// done now may be a second copy of what others have dealt with meanwhile.
+    pub(crate) async fn create_noting_repeats<T: Serialize + Sync>(
+        &self,
+        partition: &Partition,
+        id: &DocumentId,
+        document: &T,
+        deadline: Deadline,
+    ) -> Result<(WriteOutcome, Applied), StoreError> {
         let body = to_body(document, id)?;
-        let call = self.call(OperationKind::Create, partition, id.as_str(), deadline).sized(body.bytes);
-        self.write(call, |options| {
+        let mut call = self.call(OperationKind::Create, partition, id.as_str(), deadline).sized(body.bytes);
+        let written = self.write_as(&mut call, |options| {
             let options = ItemWriteOptions::default().with_operation_options(options);
             let container = &self.inner.container;
             Box::pin(container.create_item(partition, id.as_str(), &body.json, Some(options)))
-        })
-        .await
+        });
+        let outcome = written.await?;
+        Ok((outcome, call.applied))
     }
 
     /// Replaces a document that is as `if_match` says.
@@ -236,10 +250,21 @@ impl Store {
         mut call: Call,
         attempt: impl FnMut(OperationOptions) -> BoxFuture<'x, Result<ItemResponse, CosmosError>>,
     ) -> Result<WriteOutcome, StoreError> {
+        self.write_as(&mut call, attempt).await
+    }
+
+    async fn write_as<'x>(
+        &self,
+        call: &mut Call,
+        attempt: impl FnMut(OperationOptions) -> BoxFuture<'x, Result<ItemResponse, CosmosError>>,
+    ) -> Result<WriteOutcome, StoreError> {
         let span = call.span.clone();
-        match self.ride_out(&mut call, attempt).instrument(span).await? {
+        match self.ride_out(call, attempt).instrument(span).await? {
             Answer::Refused(refusal) => Ok(WriteOutcome::Refused(refusal)),
             Answer::Response(response) => {
+                if response.requests() > 1 {
+                    call.applied = Applied::Perhaps;
+                }
                 // A delete has no ETag to give.
                 let etag = response.headers().etag().cloned();
                 match etag {

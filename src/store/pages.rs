@@ -51,9 +51,19 @@ impl Store {
         statement: Statement,
         patience: impl Into<Patience>,
     ) -> Result<Vec<T>, StoreError> {
+        self.partition_pages(partition, statement, patience)?.collect().await
+    }
+
+    /// Asks one logical partition page by page, for what may be too much to hold.
+    pub(crate) fn partition_pages<T: DeserializeOwned + Send + 'static>(
+        &self,
+        partition: &Partition,
+        statement: Statement,
+        patience: impl Into<Patience>,
+    ) -> Result<Pages<T>, StoreError> {
         let patience = patience.into();
         let call = self.call(OperationKind::PartitionQuery, partition, statement.name(), patience.deadline());
-        self.pages(call, statement, FeedScope::partition(partition), patience)?.collect().await
+        self.pages(call, statement, FeedScope::partition(partition), patience)
     }
 
     /// Asks the whole container; returns everything that matches, so the statement bounds it.

@@ -42,7 +42,6 @@ impl Statement {
 
     /// At most this many rows in each physical partition's page: `TOP` alone never reaches the partitions. The service
     /// decides otherwise.
-    #[cfg_attr(not(test), allow(dead_code))]
     pub(crate) fn in_pages_of(mut self, rows: NonZeroU32) -> Self {
         self.page_size = Some(rows);
         self
@@ -109,6 +108,10 @@ pub(crate) const VISIBLE_STARTS: QueryText = QueryText {
 /// Whether an instance has a start in its queue, visible or not. Index: `type`, `starts`.
 pub(crate) const QUEUED_STARTS: QueryText =
     QueryText { name: "queued_starts", text: "SELECT TOP 1 c.id FROM c WHERE c.type = 'message' AND c.starts = true" };
+
+/// What the turns of an instance have consumed from outside, in all executions. Index: `type`.
+pub(crate) const CONSUMED: QueryText =
+    QueryText { name: "consumed", text: "SELECT VALUE c.consumed FROM c WHERE c.type = 'history'" };
 
 /// The history of one execution. Index: `type`, `execution`.
 pub(crate) const HISTORY: QueryText =
@@ -239,6 +242,7 @@ pub(crate) const ALL: &[QueryText] = &[
     VISIBLE_MESSAGES,
     VISIBLE_STARTS,
     QUEUED_STARTS,
+    CONSUMED,
     HISTORY,
     VALUES,
     EXECUTIONS,

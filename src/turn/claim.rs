@@ -173,7 +173,8 @@ async fn begin(
     let written = engine.store.create(partition, &instance_id(), &document, deadline).await;
     // Where there was no document, there is neither history nor a value.
     let contents = Some(load::nothing());
-    settle(engine, Wanted { token, document, claimed_at: now, lock_timeout, contents }, written, deadline).await
+    let wanted = Wanted { token, document, claimed_at: now, lock_timeout, contents, condition: None };
+    settle(engine, wanted, written, deadline).await
 }
 
 /// Claims an instance whose document is as `known` says.
@@ -192,7 +193,8 @@ async fn take_over(
     }
     document.claims.push(now);
     let written = engine.store.replace(partition, &instance_id(), &document, Some(&etag), deadline).await;
-    settle(engine, Wanted { token, document, claimed_at: now, lock_timeout, contents }, written, deadline).await
+    let wanted = Wanted { token, document, claimed_at: now, lock_timeout, contents, condition: Some(etag) };
+    settle(engine, wanted, written, deadline).await
 }
 
 /// What a claim's write makes ours, if it happens.
@@ -202,6 +204,8 @@ struct Wanted {
     claimed_at: Millis,
     lock_timeout: Duration,
     contents: Option<Contents>,
+    /// The document that the write depends on; none where it depends on there being none.
+    condition: Option<Etag>,
 }
 
 impl Wanted {
@@ -235,7 +239,8 @@ async fn settle(
             Ok(Attempt::Look)
         }
         Err(error) => {
-            release::give_back_later(engine, &partition, wanted.token);
+            let due = engine.clock.after(error.pause());
+            release::give_back_unknown(engine, &wanted.document, wanted.token, wanted.condition, due);
             Err(error)
         }
     }

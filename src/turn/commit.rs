@@ -48,7 +48,14 @@ enum Outcome {
     /// Another token has the lock.
     Lost,
     /// A message that the turn ran on is not in the queue any more, or is not the one that it was.
-    Overtaken(DocumentId),
+    Overtaken(Overtaken),
+}
+
+/// A message that is not as the turn knew it.
+struct Overtaken {
+    message: DocumentId,
+    /// It is gone. Otherwise it has changed: it is a marker now, or waits with another time.
+    gone: bool,
 }
 
 struct Done {
@@ -86,6 +93,10 @@ async fn attempt(
         let mut plan = plan::plan(engine, &handle.partition, &handle.token, state, ack, older.clone())
             .map_err(|unplannable| refuse(handle, unplannable))?;
         plan.operations.retain(|operation| !gone.iter().any(|id| id == operation.document_id()));
+        if !plan.document.staging.is_empty() {
+            // What an earlier ack with this token has staged in vain: somebody must look at it, also if no message comes.
+            plan.document.due = Some(engine.now() + staging::TAKEOVER_AFTER);
+        }
         let sent = if fits(&plan) {
             send(engine, handle, state, &plan, &plan.operations, deadline).await
         } else {
@@ -93,7 +104,9 @@ async fn attempt(
             stage_consumption(&mut plan);
             match staging::stage(engine, handle, state, &plan.operations).await? {
                 staging::Staged::Done(rolling) => {
-                    // The fence has moved with every part that was staged.
+                    // The fence has moved with every part that was staged. What was staged in vain is left to be swept.
+                    plan.document.staging.clone_from(&state.document.staging);
+                    plan.document.staging.retain(|other| other.key != rolling.key);
                     plan.document.rolling = Some(rolling);
                     plan.document.due = Some(engine.now() + staging::TAKEOVER_AFTER);
                     send(engine, handle, state, &plan, &[], engine.deadline_at(state.until)).await
@@ -116,9 +129,9 @@ async fn attempt(
         match verify(engine, handle, state, deadline).await? {
             // Others may have changed the document since, so that what is planned of it is not what is there.
             Verified::Committed => return Ok(done(engine, handle, plan, ack, None, &nothing, staged)),
-            Verified::StillOurs if rolled_back.index == 0 => {}
+            Verified::StillOurs if rolled_back.index == 0 && matches!(rolled_back.status, 404 | 412) => {}
             Verified::StillOurs => match overtaken(&plan, &rolled_back) {
-                Some(id) => return Ok(Outcome::Overtaken(id)),
+                Some(overtaken) => return Ok(Outcome::Overtaken(overtaken)),
                 None => return Err(odd(handle, &plan, &rolled_back)),
             },
             Verified::Lost if left_its_history(engine, handle, &plan, deadline).await? => {
@@ -202,10 +215,11 @@ fn missing(plan: &Plan, rolled_back: &RolledBack) -> Option<Vec<String>> {
 }
 
 /// The message that the turn ran on and that is not in the queue any more: what this process remembered of it was overtaken.
-fn overtaken(plan: &Plan, rolled_back: &RolledBack) -> Option<DocumentId> {
+fn overtaken(plan: &Plan, rolled_back: &RolledBack) -> Option<Overtaken> {
     let consumption = plan.consumption.get(rolled_back.index.checked_sub(1)?)?;
-    let gone = matches!(rolled_back.status, 404 | 412);
-    gone.then(|| DocumentId::try_from(consumption.document_id().to_owned()).ok()).flatten()
+    let message = DocumentId::try_from(consumption.document_id().to_owned()).ok()?;
+    let gone = rolled_back.status == 404;
+    (gone || rolled_back.status == 412).then_some(Overtaken { message, gone })
 }
 
 fn odd(handle: &TurnHandle, plan: &Plan, rolled_back: &RolledBack) -> Trouble {
@@ -299,11 +313,14 @@ async fn finish(
             release::let_go(engine, handle, state);
             Err(lock_lost(OPERATION, "the lock was taken over; nothing was changed"))
         }
-        Ok(Outcome::Overtaken(message)) => {
+        Ok(Outcome::Overtaken(Overtaken { message, gone })) => {
+            release::let_go(engine, handle, state);
             release::close(engine, handle, state);
-            warn!(instance_id = handle.partition.instance_id(), %message, "a turn ran on a message that is gone");
-            engine.dispatch.consumed(&handle.partition, std::iter::once(&message));
-            release::give_back_later(engine, &handle.partition, handle.token.clone());
+            warn!(instance_id = handle.partition.instance_id(), %message, gone, "a turn ran on a message of the past");
+            if gone {
+                engine.dispatch.consumed(&handle.partition, std::iter::once(&message));
+            }
+            release::give_back_later(engine, &handle.partition, handle.token.clone(), engine.now());
             Err(lock_lost(
                 OPERATION,
                 "a message of the turn was consumed by another; the turn is given back, uncounted",
@@ -342,8 +359,16 @@ async fn after_commit(engine: &Arc<Engine>, handle: &TurnHandle, state: &TurnSta
     let Done { plan, etag, ack_events, foreign_cancellations, staged } = done;
     if staged {
         engine.cache.forget(&handle.partition);
-        if let Err(error) = staging::roll_forward(engine, &handle.partition, engine.deadline()).await {
-            warn!(instance_id = handle.partition.instance_id(), %error, "a staged turn is rolled forward later");
+        match staging::roll_forward(engine, &handle.partition, engine.deadline()).await {
+            // The document is as this turn left it, but for the roll-forward.
+            Ok(Some(last)) if last.document.last_turn == plan.document.last_turn => {
+                let plan = Plan { document: last.document, ..plan.clone() };
+                remember(engine, handle, state, &plan, last.etag, &ack_events);
+            }
+            Ok(_) => {}
+            Err(error) => {
+                warn!(instance_id = handle.partition.instance_id(), %error, "a staged turn is rolled forward later");
+            }
         }
     } else if let Some(etag) = etag {
         remember(engine, handle, state, &plan, etag, &ack_events);

@@ -33,11 +33,60 @@ pub(crate) async fn load(
     let patience = Patience::PerPage(engine.config.operation_timeout());
     if let Some(contents) = warm {
         let messages = visible_messages(engine, partition, now, patience).await?;
-        return Ok(loaded(messages, Ok(contents)));
+        let mut more = false;
+        let messages = in_order(messages, &mut more);
+        return Ok(Loaded { messages, more, contents: Ok(contents) });
     }
     let statement = queries::TURN.statement().bind("@now", now).bind("@execution", execution);
-    let documents: Vec<Value> = engine.store.query_partition(partition, statement, patience).await?;
-    sort(documents)
+    let mut pages = engine.store.partition_pages(partition, statement, patience)?;
+    let mut sorted = Sorted::default();
+    while let Some(page) = pages.next().await? {
+        let page: Vec<Value> = page;
+        for document in page {
+            sorted.add(document)?;
+        }
+        // A queue may be longer than what one turn takes: the rest is not kept.
+        sorted.messages = in_order(std::mem::take(&mut sorted.messages), &mut sorted.more);
+    }
+    Ok(sorted.loaded())
+}
+
+/// The documents of a partition, by kind.
+#[derive(Default)]
+struct Sorted {
+    messages: Vec<Versioned<MessageDocument>>,
+    more: bool,
+    history: Vec<HistoryDocument>,
+    kv: HashMap<String, KvDocument>,
+    /// Why a part of the history or a value can't be read.
+    broken: Option<String>,
+}
+
+impl Sorted {
+    fn add(&mut self, document: Value) -> Result<(), StoreError> {
+        match document.get("type").and_then(Value::as_str) {
+            Some(kind::MESSAGE) => self.messages.push(Versioned::from_row(document)?),
+            Some(kind::HISTORY) => match serde_json::from_value(document) {
+                Ok(history) => self.history.push(history),
+                Err(error) => self.broken = Some(format!("a history document can't be read: {error}")),
+            },
+            Some(kind::KV) => match serde_json::from_value::<KvDocument>(document) {
+                Ok(value) => drop(self.kv.insert(value.key.clone(), value)),
+                Err(error) => self.broken = Some(format!("a value's document can't be read: {error}")),
+            },
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn loaded(mut self) -> Loaded {
+        let consumed = consumed(&mut self.history);
+        let contents = match self.broken {
+            Some(broken) => Err(broken),
+            None => events(self.history).map(|(history, text)| Contents::new(history, text, Some(self.kv), consumed)),
+        };
+        Loaded { messages: self.messages, more: self.more, contents }
+    }
 }
 
 /// The oldest messages that are visible. A start is always among them: an execution can't run without it.
@@ -63,37 +112,9 @@ pub(crate) async fn has_start(engine: &Engine, partition: &Partition, deadline: 
     Ok(!rows.is_empty())
 }
 
-fn sort(documents: Vec<Value>) -> Result<Loaded, StoreError> {
-    let (mut messages, mut history, mut kv) = (Vec::new(), Vec::new(), HashMap::new());
-    for document in documents {
-        match document.get("type").and_then(Value::as_str) {
-            Some(kind::MESSAGE) => messages.push(Versioned::from_row(document)?),
-            Some(kind::HISTORY) => history.push(parse(document)?),
-            Some(kind::KV) => {
-                let value: KvDocument = parse(document)?;
-                kv.insert(value.key.clone(), value);
-            }
-            _ => {}
-        }
-    }
-    let consumed = consumed(&mut history);
-    let contents = events(history).map(|(history, text)| Contents::new(history, text, Some(kv), consumed));
-    Ok(loaded(messages, contents))
-}
-
-fn parse<T: serde::de::DeserializeOwned>(document: Value) -> Result<T, StoreError> {
-    serde_json::from_value(document)
-        .map_err(|e| StoreError::Malformed { detail: format!("a document of the instance can't be read: {e}") })
-}
-
-fn loaded(messages: Vec<Versioned<MessageDocument>>, contents: Result<Contents, String>) -> Loaded {
-    let (messages, more) = in_order(messages);
-    Loaded { messages, more, contents }
-}
-
 /// The queue's order is that in which messages went in, never that in which they became visible. Starts are never cut off.
-/// The second value says whether others were.
-fn in_order(mut messages: Vec<Versioned<MessageDocument>>) -> (Vec<Versioned<MessageDocument>>, bool) {
+/// `more` tells whether others were.
+fn in_order(mut messages: Vec<Versioned<MessageDocument>>, more: &mut bool) -> Vec<Versioned<MessageDocument>> {
     messages.sort_by(|a, b| a.document.seq.cmp(&b.document.seq));
     messages.dedup_by(|a, b| a.document.id == b.document.id);
     let all = messages.len();
@@ -102,8 +123,8 @@ fn in_order(mut messages: Vec<Versioned<MessageDocument>>) -> (Vec<Versioned<Mes
         others += usize::from(!message.document.starts);
         message.document.starts || others <= MAX_MESSAGES
     });
-    let more = messages.len() < all;
-    (messages, more)
+    *more |= messages.len() < all;
+    messages
 }
 
 /// What the turns of an execution have consumed from outside, oldest first.
@@ -158,7 +179,8 @@ mod tests {
         let mut messages: Vec<_> = (0..2_000).map(|number| message(number, false)).collect();
         messages.push(message(5_000, true));
         messages.push(message(4_000, true));
-        let (turn, more) = in_order(messages);
+        let mut more = false;
+        let turn = in_order(messages, &mut more);
         assert!(more);
         assert_eq!(turn.len(), MAX_MESSAGES + 2);
         let starts: Vec<&str> = turn.iter().filter(|m| m.document.starts).map(|m| m.document.seq.as_str()).collect();
@@ -169,6 +191,7 @@ mod tests {
     #[test]
     fn what_fits_one_turn_leaves_nothing_for_the_next() {
         let messages: Vec<_> = (0..MAX_MESSAGES).map(|number| message(number, false)).collect();
-        assert!(!in_order(messages).1);
+        let mut more = false;
+        assert_eq!((in_order(messages, &mut more).len(), more), (MAX_MESSAGES, false));
     }
 }

@@ -14,7 +14,7 @@ use crate::{
     dispatch::OrchestrationHint,
     engine::Engine,
     model::{clock::millis, item, InstanceDocument, KvDocument, Lock, MessageDocument, Millis},
-    store::{Deadline, StoreError, Versioned, WriteOutcome},
+    store::{batch, BatchOutcome, Deadline, Operation, StoreError, Versioned, WriteOutcome},
 };
 use duroxide::{
     providers::{KvEntry, OrchestrationItem, WorkItem},
@@ -40,13 +40,13 @@ pub(super) async fn open(
             let deadline = engine.deadline();
             let undone = release::undo_claim(engine, partition, &token, ours.document, ours.etag, deadline).await;
             if let Err(error) = undone {
-                release::give_back_later(engine, partition, token);
+                release::give_back_later(engine, partition, token, engine.clock.after(error.pause()));
                 return Err(error);
             }
             Ok(outcome)
         }
         Err(error) => {
-            release::give_back_later(engine, &hint.partition, ours.token);
+            release::give_back_later(engine, &hint.partition, ours.token, engine.clock.after(error.pause()));
             Err(error)
         }
     }
@@ -155,7 +155,7 @@ fn known_messages(engine: &Engine, hint: &OrchestrationHint, ours: &Ours) -> Opt
 
 /// Removes messages that are not for this turn or any other: copies of what was consumed before, which a repeated request
 /// has written again, and what was meant for another instance of this name, which was deleted.
-async fn discard(engine: &Engine, ours: &Ours, loaded: &mut Loaded) -> Result<(), StoreError> {
+async fn discard(engine: &Engine, ours: &mut Ours, loaded: &mut Loaded) -> Result<(), StoreError> {
     let ids = loaded.messages.iter().map(|m| &m.document.id);
     let again: HashSet<_> =
         loaded.contents.as_ref().map(|c| c.consumed.consumed(ids)).unwrap_or_default().into_iter().collect();
@@ -167,13 +167,36 @@ async fn discard(engine: &Engine, ours: &Ours, loaded: &mut Loaded) -> Result<()
     if ghosts.is_empty() {
         return Ok(());
     }
-    let partition = &ours.document.instance_id;
-    info!(
-        instance_id = partition.instance_id(),
-        messages = ghosts.len(),
-        "dropping messages that were consumed before"
-    );
-    release::drop_messages(engine, partition, &ghosts, engine.deadline()).await
+    info!(partition = %ours.document.instance_id, messages = ghosts.len(), "dropping messages that were consumed before");
+    drop_messages(engine, ours, &ghosts).await
+}
+
+/// Removes messages that can never be handled: under the fence, since what they were judged by is the instance's document, and
+/// each as long as it is the very one that was judged.
+async fn drop_messages(
+    engine: &Engine,
+    ours: &mut Ours,
+    messages: &[Versioned<MessageDocument>],
+) -> Result<(), StoreError> {
+    let deadline = engine.deadline();
+    for chunk in messages.chunks(batch::MAX_OPERATIONS - 1) {
+        let mut chunk: Vec<&Versioned<MessageDocument>> = chunk.iter().collect();
+        while !chunk.is_empty() {
+            let mut operations = vec![Operation::replace(instance_id(), &ours.document, Some(&ours.etag))?];
+            operations.extend(chunk.iter().map(|m| Operation::delete(m.document.id.clone(), Some(&m.etag))));
+            match engine.store.batch(&ours.document.instance_id, &operations, deadline).await? {
+                BatchOutcome::Committed(committed) => {
+                    ours.etag = committed.fence()?;
+                    break;
+                }
+                BatchOutcome::RolledBack(back) if back.index > 0 && matches!(back.status, 404 | 412) => {
+                    chunk.remove(back.index - 1);
+                }
+                BatchOutcome::RolledBack(_) => ours.look_again(engine, deadline).await?,
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The messages that can be read, and why one can't.
@@ -221,17 +244,17 @@ fn identity(
 /// Why there is no turn. Queue messages for an instance that does not exist, and that no start waits for, are dropped.
 async fn decline(
     engine: &Engine,
-    ours: &Ours,
+    ours: &mut Ours,
     messages: &[Versioned<MessageDocument>],
     items: &[WorkItem],
 ) -> Result<Claimed, StoreError> {
-    let (partition, deadline) = (&ours.document.instance_id, engine.deadline());
+    let (partition, deadline) = (ours.document.instance_id.clone(), engine.deadline());
     debug!(instance_id = partition.instance_id(), messages = items.len(), "nothing to run: giving the claim back");
     if items.is_empty() {
         return Ok(Claimed::Nothing);
     }
     let orphans = items.iter().all(|i| matches!(i, WorkItem::QueueMessage { .. }));
-    if !orphans || load::has_start(engine, partition, deadline).await? {
+    if !orphans || load::has_start(engine, &partition, deadline).await? {
         return Ok(Claimed::Waiting);
     }
     warn!(
@@ -239,7 +262,7 @@ async fn decline(
         messages = items.len(),
         "dropping queue messages for an instance that does not exist"
     );
-    release::drop_messages(engine, partition, messages, deadline).await?;
+    drop_messages(engine, ours, messages).await?;
     Ok(Claimed::Nothing)
 }
 

@@ -20,7 +20,7 @@ const POISON_EVENT_ID: u64 = 99_999;
 /// Events are put together up to this size, so that a history document stays well below the limit.
 const HISTORY_BYTES: usize = 1024 * 1024;
 /// A new execution remembers so many of the messages from outside that were consumed last before it.
-const CARRIED_MARKS: usize = 16;
+const CARRIED_MARKS: usize = 24;
 
 /// What duroxide's runtime asks to commit.
 pub(crate) struct Ack {
@@ -33,6 +33,7 @@ pub(crate) struct Ack {
 }
 
 /// What a turn writes: the instance's next document, and everything that goes with it.
+#[derive(Clone)]
 pub(crate) struct Plan {
     pub(crate) document: InstanceDocument,
     /// The messages that the turn ran on go: conditional on each being the very one, so that they belong into the commit.
@@ -84,7 +85,7 @@ pub(crate) fn plan(
     let fresh = planner.count_events(&mut document, ack)?;
     planner.end_execution(&mut document, ack, older)?;
     let consumed = marks(state, ack);
-    let history_bytes = planner.history(ack.execution, &fresh, &consumed)?;
+    let history_bytes = planner.history(ack.execution, document.events.last(), &fresh, &consumed)?;
     planner.custom_status(&mut document, &fresh)?;
     let ends = document.is_terminal() && ack.metadata.status.is_some();
     let kv = planner.kv(state, &fresh, ends)?;
@@ -96,6 +97,19 @@ pub(crate) fn plan(
         document.epoch += 1;
     }
     Ok(Plan { document, consumption, operations: planner.operations, kv, intents, history_bytes, consumed })
+}
+
+/// Which instance of the parent's name waits for this one: the last that has started it, though it was running or had ended
+/// already. Another instance of the parent's name may have been deleted before.
+fn parents_born(document: &InstanceDocument, state: &TurnState) -> Option<String> {
+    let parent = document.parent.as_deref()?;
+    let from_parent = |message: &MessageDocument| {
+        let item = serde_json::from_str(&message.item).ok()?;
+        let WorkItem::StartOrchestration { parent_instance, .. } = item else { return None };
+        (parent_instance.as_deref() == Some(parent)).then(|| message.born.clone()).flatten()
+    };
+    let starts = state.taken.iter().map(|taken| &taken.document).filter(|message| message.starts);
+    starts.filter_map(from_parent).last()
 }
 
 /// What the turn's history document remembers of the messages from outside: those that the turn consumes, and, where it
@@ -123,7 +137,6 @@ impl Planner<'_> {
         let metadata = &ack.metadata;
         document.lock = None;
         document.claims.clear();
-        document.staging.clear();
         document.turn += 1;
         document.last_turn = Some(self.token.to_owned());
         document.updated_at = self.now;
@@ -131,9 +144,6 @@ impl Planner<'_> {
         if !document.exists() {
             document.created_at = self.now;
             document.parent = metadata.parent_instance_id.clone();
-            let start = state.taken.iter().find(|taken| taken.document.starts);
-            document.parent_born =
-                start.and_then(|start| start.document.born.clone()).filter(|_| document.parent.is_some());
             document.status = Some(status::RUNNING.to_owned());
             document.execution = ack.execution;
             document.started_at = self.now;
@@ -154,6 +164,9 @@ impl Planner<'_> {
             document.events = Default::default();
             document.pinned = None;
             document.totals.executions += 1;
+        }
+        if let Some(born) = parents_born(document, state) {
+            document.parent_born = Some(born);
         }
         if let Some(name) = &metadata.orchestration_name {
             document.name.clone_from(name);
@@ -214,12 +227,19 @@ impl Planner<'_> {
         Ok(())
     }
 
-    fn history(&mut self, execution: u64, events: &[Event], consumed: &Marks) -> Result<usize, StoreError> {
+    fn history(
+        &mut self,
+        execution: u64,
+        last_event: u64,
+        events: &[Event],
+        consumed: &Marks,
+    ) -> Result<usize, StoreError> {
         let mut total = 0;
         let mut part = 0;
         let mut consumed = consumed.clone();
         let mut pending: Vec<String> = Vec::new();
-        let (mut pending_bytes, mut first) = (0, 0);
+        // A document without events keeps its place among the others.
+        let (mut pending_bytes, mut first) = (0, last_event);
         for event in events {
             let text = serde_json::to_string(event)
                 .map_err(|e| StoreError::Malformed { detail: format!("event {}: {e}", event.event_id) })?;

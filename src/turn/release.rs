@@ -3,7 +3,7 @@
 use super::{cache::Known, instance_id, lock_lost, Phase, TurnHandle, TurnState};
 use crate::{
     engine::Engine,
-    model::{InstanceDocument, Lock, MessageDocument, Partition},
+    model::{InstanceDocument, Lock, MessageDocument, Millis, Partition},
     store::{batch, BatchOutcome, Deadline, Freshness, Operation, StoreError, Versioned, WriteOutcome},
 };
 use azure_core::http::Etag;
@@ -261,8 +261,11 @@ pub(crate) async fn undo_claim(
         document.lock = None;
         document.claims.pop();
         // A document that holds nothing but the lock was made by the claim.
-        let shell =
-            !document.exists() && document.turn == 0 && document.claims.is_empty() && document.events.len() == 0;
+        let shell = !document.exists()
+            && document.turn == 0
+            && document.claims.is_empty()
+            && document.staging.is_empty()
+            && document.events.len() == 0;
         let written = if shell {
             engine.store.delete(partition, &instance_id(), Some(&etag), deadline).await?
         } else {
@@ -276,17 +279,54 @@ pub(crate) async fn undo_claim(
     Ok(())
 }
 
-/// Gives a claim back in the background, for a caller that went away or could not find out what happened to it.
-pub(crate) fn give_back_later(engine: &Arc<Engine>, partition: &Partition, token: String) {
+/// Gives a claim back in the background, for a caller that went away or has no use for it. It is tried again at `due`.
+pub(crate) fn give_back_later(engine: &Arc<Engine>, partition: &Partition, token: String, due: Millis) {
     let (engine_too, partition) = (engine.clone(), partition.clone());
     engine.cache.forget(&partition);
     engine.spawn(async move {
         let deadline = Deadline::after(GIVE_BACK_TIME);
-        if let Err(error) = give_back(&engine_too, &partition, &token, deadline).await {
-            warn!(instance_id = partition.instance_id(), %error, "a claim could not be given back: its lock expires");
-        }
-        engine_too.dispatch.turn_returned(&partition, 0);
+        note_failure(&partition, give_back(&engine_too, &partition, &token, deadline).await);
+        engine_too.dispatch.turn_returned(&partition, due);
     });
+}
+
+/// Gives a claim back whose write may have happened, or may yet happen: until its lock would end, or the document is not the
+/// one any more that the write depends on.
+pub(crate) fn give_back_unknown(
+    engine: &Arc<Engine>,
+    wanted: &InstanceDocument,
+    token: String,
+    condition: Option<Etag>,
+    due: Millis,
+) {
+    let (engine_too, partition) = (engine.clone(), wanted.instance_id.clone());
+    let until = wanted.lock.as_ref().map_or(0, |lock| lock.until);
+    engine.cache.forget(&partition);
+    engine.spawn(async move {
+        let deadline = Deadline::after(GIVE_BACK_TIME);
+        let mut pause = Duration::from_millis(250);
+        loop {
+            let found = read_latest(&engine_too, &partition, deadline).await;
+            let may_still_land = match &found {
+                Ok(Some(found)) => Some(&found.etag) == condition.as_ref(),
+                Ok(None) => condition.is_none(),
+                Err(_) => true,
+            };
+            if !may_still_land || engine_too.now() >= until || deadline.passed() {
+                break;
+            }
+            tokio::time::sleep(pause).await;
+            pause *= 2;
+        }
+        note_failure(&partition, give_back(&engine_too, &partition, &token, deadline).await);
+        engine_too.dispatch.turn_returned(&partition, due);
+    });
+}
+
+fn note_failure(partition: &Partition, outcome: Result<(), StoreError>) {
+    if let Err(error) = outcome {
+        warn!(instance_id = partition.instance_id(), %error, "a claim could not be given back: its lock expires");
+    }
 }
 
 /// Gives a claim back, uncounted, if its token is still the lock's.
@@ -301,26 +341,5 @@ pub(crate) async fn give_back(
         undo_claim(engine, partition, token, document, etag, deadline).await?;
     }
     debug!(instance_id = partition.instance_id(), "gave a claim back");
-    Ok(())
-}
-
-/// Removes messages that can never be handled, each as long as it is the very one that was judged.
-pub(crate) async fn drop_messages(
-    engine: &Engine,
-    partition: &Partition,
-    messages: &[Versioned<MessageDocument>],
-    deadline: Deadline,
-) -> Result<(), StoreError> {
-    for chunk in messages.chunks(batch::MAX_OPERATIONS) {
-        let delete = |m: &Versioned<MessageDocument>| Operation::delete(m.document.id.clone(), Some(&m.etag));
-        let operations: Vec<Operation> = chunk.iter().map(delete).collect();
-        if let BatchOutcome::Committed(_) = engine.store.batch(partition, &operations, deadline).await? {
-            continue;
-        }
-        // One of them is gone already: take them one by one.
-        for message in chunk {
-            engine.store.delete(partition, &message.document.id, Some(&message.etag), deadline).await?;
-        }
-    }
     Ok(())
 }

@@ -94,7 +94,7 @@ async fn stage_part(
                 state.until = until;
                 return Ok(true);
             }
-            BatchOutcome::RolledBack(RolledBack { index: 0, .. }) => {
+            BatchOutcome::RolledBack(RolledBack { index: 0, status: 404 | 412, .. }) => {
                 let Some(found) = release::read_latest(engine, &handle.partition, deadline).await? else {
                     return Ok(false);
                 };
@@ -114,21 +114,24 @@ async fn stage_part(
     }
 }
 
-/// Applies what a committed turn staged. Safe to call at any time, by several at once.
+/// Applies what a committed turn staged. Safe to call at any time, by several at once. The document after the last part, where
+/// it was applied here.
 pub(crate) async fn roll_forward(
     engine: &Arc<Engine>,
     partition: &Partition,
     deadline: Deadline,
-) -> Result<(), StoreError> {
+) -> Result<Option<Versioned<InstanceDocument>>, StoreError> {
     let mut current = release::read_latest(engine, partition, deadline).await?;
     // The part that was not there at the last look.
     let mut missing = None;
+    let mut applied = false;
     while let Some(found) = current.take() {
-        let Some(rolling) = found.document.rolling.clone() else { return Ok(()) };
+        let Some(rolling) = found.document.rolling.clone() else { return Ok(applied.then_some(found)) };
+        applied = false;
         let id = StagedDocument::document_id(&rolling.key, rolling.next);
         let part = engine.store.read::<StagedDocument>(partition, &id, Freshness::LatestCommitted, deadline).await?;
         current = match part {
-            Some(part) => apply(engine, found, &rolling, part.document, deadline).await?,
+            Some(part) => apply(engine, found, &rolling, part.document, &mut applied, deadline).await?,
             // Somebody else may have applied it since the document was read.
             None if missing.as_ref() != Some(&rolling) => {
                 missing = Some(rolling);
@@ -137,7 +140,7 @@ pub(crate) async fn roll_forward(
             None => return Err(lost_part(partition, &rolling)),
         };
     }
-    Ok(())
+    Ok(None)
 }
 
 /// A part that nobody has applied and that is not there: something outside this provider has deleted it.
@@ -153,12 +156,13 @@ fn lost_part(partition: &Partition, rolling: &Rolling) -> StoreError {
     }
 }
 
-/// Applies one part, deletes it and moves on, in one batch. The document after that, whoever did it.
+/// Applies one part, deletes it and moves on, in one batch. The document after that, and whether it was done here.
 async fn apply(
     engine: &Arc<Engine>,
     found: Versioned<InstanceDocument>,
     rolling: &Rolling,
     part: StagedDocument,
+    applied: &mut bool,
     deadline: Deadline,
 ) -> Result<Option<Versioned<InstanceDocument>>, StoreError> {
     let partition = &part.instance_id;
@@ -173,6 +177,7 @@ async fn apply(
             BatchOutcome::Committed(committed) => {
                 debug!(instance_id = partition.instance_id(), part = rolling.next, "rolled forward");
                 let etag = committed.fence()?;
+                *applied = true;
                 engine.dispatch.announce(partition, &operations, &committed, 1);
                 engine.cache.put(partition, Known { document: next.clone(), etag: etag.clone(), contents: None });
                 return Ok(Some(Versioned { document: next, etag }));
@@ -194,7 +199,9 @@ fn moved_on(document: &InstanceDocument, rolling: &Rolling) -> InstanceDocument 
         return next;
     }
     next.rolling = None;
-    next.due = None;
+    if next.staging.is_empty() {
+        next.due = None;
+    }
     next
 }
 
@@ -235,6 +242,9 @@ async fn sweep_chunk(engine: &Engine, ours: &mut Ours, note: Staging, deadline: 
     next.staging.pop();
     if left > 0 {
         next.staging.push(Staging { parts: left, ..note });
+    }
+    if next.staging.is_empty() {
+        next.due = None;
     }
     loop {
         let mut operations = vec![Operation::replace(instance_id(), &next, Some(&ours.etag))?];

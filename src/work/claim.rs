@@ -15,6 +15,9 @@ use duroxide::providers::{SessionFetchConfig, WorkItem};
 use std::{sync::Arc, time::Duration};
 use tracing::{debug, warn};
 
+/// How long a task that gives a claim back keeps trying.
+const GIVE_BACK_TIME: Duration = Duration::from_secs(60);
+
 /// How an attempt at an activity ended.
 pub(crate) enum Claimed {
     /// It is ours, with the session that was taken for it.
@@ -124,15 +127,37 @@ async fn lock(
                 Ok(Locked::Stale)
             }
             Err(error) => {
-                give_back_later(engine, document, token);
+                give_back_unknown(engine, document, token, etag);
                 Err(error)
             }
         },
         Err(error) => {
-            give_back_later(engine, document, token);
+            give_back_unknown(engine, document, token, etag);
             Err(error)
         }
     }
+}
+
+/// Gives a claim back whose write may have happened, or may yet happen: until its lock would end, or the document is not the
+/// one any more that the write depends on.
+fn give_back_unknown(engine: &Arc<Engine>, document: WorkDocument, token: String, condition: Etag) {
+    let (engine_too, until) = (engine.clone(), document.due);
+    engine.spawn(async move {
+        let deadline = Deadline::after(GIVE_BACK_TIME);
+        let mut pause = Duration::from_millis(250);
+        loop {
+            let may_still_land = match look(&engine_too, &document, deadline).await {
+                Ok(found) => found.is_some_and(|found| found.etag == condition),
+                Err(_) => true,
+            };
+            if !may_still_land || engine_too.now() >= until || deadline.passed() {
+                break;
+            }
+            tokio::time::sleep(pause).await;
+            pause *= 2;
+        }
+        give_back_later(&engine_too, document, token);
+    });
 }
 
 /// Reads the payload and hands the activity out.
@@ -195,7 +220,7 @@ pub(crate) fn give_back_later(engine: &Arc<Engine>, document: WorkDocument, toke
     let engine_too = engine.clone();
     engine.spawn(async move {
         engine_too.works.remove(&token);
-        let deadline = Deadline::after(Duration::from_secs(60));
+        let deadline = Deadline::after(GIVE_BACK_TIME);
         match give_back(&engine_too, &document, &token, deadline).await {
             Ok(()) => debug!(id = %document.id, "gave an activity back"),
             Err(error) => warn!(id = %document.id, %error, "an activity could not be given back: its lock expires"),

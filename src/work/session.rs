@@ -53,7 +53,7 @@ pub(crate) async fn take(
             }
         };
         if let WriteOutcome::Done(etag) = written {
-            engine.session_owners.insert(owner.owner_id.clone());
+            remember(engine, &next);
             return Ok(Taken::Ours(Hold { document: next, etag, fresh }));
         }
         // Refused: another owner was faster, or the answer to our own write was lost. The next look tells, since it
@@ -89,18 +89,41 @@ pub(crate) fn give_back_later(engine: &Arc<Engine>, hold: Hold) {
     });
 }
 
-/// Gives back every session that a worker of this process owns.
+/// Remembers a session that a worker of this process has taken, for when it leaves.
+fn remember(engine: &Engine, session: &SessionDocument) {
+    /// More than that, and those whose locks are over are forgotten: if they were renewed, they expire some day.
+    const MOST: usize = 10_000;
+    if engine.sessions.len() >= MOST {
+        let now = engine.now();
+        engine.sessions.retain(|_, (_, until)| *until > now);
+    }
+    engine.sessions.insert(session.session_id.clone(), (session.owner.clone(), session.locked_until));
+}
+
+/// Gives back every session that a worker of this process has taken and still owns.
 pub(crate) async fn give_all_back(engine: &Engine, deadline: Deadline) -> Result<(), StoreError> {
-    let owners: Vec<String> = engine.session_owners.iter().map(|owner| owner.clone()).collect();
-    if owners.is_empty() {
-        return Ok(());
+    let taken: Vec<(String, String)> =
+        engine.sessions.iter().map(|entry| (entry.key().clone(), entry.value().0.clone())).collect();
+    debug!(sessions = taken.len(), "giving sessions back");
+    stream::iter(taken)
+        .map(|(session, owner)| async move { give_one_back(engine, &session, &owner, deadline).await })
+        .buffer_unordered(16)
+        .try_collect()
+        .await
+}
+
+async fn give_one_back(engine: &Engine, session: &str, owner: &str, deadline: Deadline) -> Result<(), StoreError> {
+    while let Some(found) = read(engine, session, Freshness::LatestCommitted, deadline).await? {
+        if found.document.owner != owner {
+            break;
+        }
+        let Versioned { document, etag } = found;
+        let deleted = engine.store.delete(&document.instance_id, &document.id, Some(&etag), deadline).await?;
+        if let WriteOutcome::Done(_) = deleted {
+            break;
+        }
     }
-    let statement = queries::SESSIONS_OF.statement().bind("@owners", owners).bind("@now", engine.now());
-    let sessions: Vec<SessionDocument> = engine.store.query_container(statement, deadline).await?;
-    debug!(sessions = sessions.len(), "giving sessions back");
-    for session in sessions {
-        engine.store.delete(&session.instance_id, &session.id, session.etag.as_ref(), deadline).await?;
-    }
+    engine.sessions.remove(session);
     Ok(())
 }
 
