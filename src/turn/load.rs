@@ -127,9 +127,14 @@ fn in_order(mut messages: Vec<Versioned<MessageDocument>>, more: &mut bool) -> V
     messages
 }
 
+/// History documents in the order of their turns.
+fn sort(documents: &mut [HistoryDocument]) {
+    documents.sort_by(|a, b| a.first.cmp(&b.first).then_with(|| a.id.cmp(&b.id)));
+}
+
 /// What the turns of an execution have consumed from outside, oldest first.
 fn consumed(documents: &mut [HistoryDocument]) -> Marks {
-    documents.sort_by(|a, b| a.first.cmp(&b.first).then_with(|| a.id.cmp(&b.id)));
+    sort(documents);
     let mut marks = Marks::default();
     for document in documents {
         marks.extend(&document.consumed);
@@ -139,7 +144,7 @@ fn consumed(documents: &mut [HistoryDocument]) -> Marks {
 
 /// The events of one execution in order, and the size of their text.
 pub(crate) fn events(mut documents: Vec<HistoryDocument>) -> Result<(Vec<Event>, usize), String> {
-    documents.sort_by(|a, b| a.first.cmp(&b.first).then_with(|| a.id.cmp(&b.id)));
+    sort(&mut documents);
     let mut events: Vec<Event> = Vec::new();
     let mut bytes = 0;
     for document in documents {

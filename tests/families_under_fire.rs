@@ -1,0 +1,125 @@
+//! Parents and children on three processes, with slow, lost and refused answers: every parent ends well, and nothing is left.
+//!
+//! `FAMILIES=600 cargo test --release --test families_under_fire` for more of them than the default.
+
+#[path = "common/scene.rs"]
+mod scene;
+
+use duroxide::{
+    providers::Provider,
+    runtime::{registry::ActivityRegistry, Runtime, RuntimeOptions},
+    ActivityContext, Client, EventKind, OrchestrationContext, OrchestrationRegistry, OrchestrationStatus,
+};
+use duroxide_cosmos_emulator::{RequestKind, WireAction, WireRequest, WireRule};
+use scene::*;
+use std::{
+    sync::{
+        atomic::{AtomicU64, Ordering},
+        Arc,
+    },
+    time::Duration,
+};
+
+const WORKERS: usize = 3;
+const CHILDREN: usize = 3;
+
+fn families() -> usize {
+    std::env::var("FAMILIES").ok().and_then(|families| families.parse().ok()).unwrap_or(60)
+}
+
+fn activities() -> ActivityRegistry {
+    ActivityRegistry::builder()
+        .register("Work", |_: ActivityContext, input: String| async move { Ok(format!("{input} done")) })
+        .build()
+}
+
+fn orchestrations() -> OrchestrationRegistry {
+    OrchestrationRegistry::builder()
+        .register("Child", |context: OrchestrationContext, input: String| async move {
+            context.schedule_activity("Work", input).await
+        })
+        .register("Parent", |context: OrchestrationContext, input: String| async move {
+            let children = (0..CHILDREN).map(|n| context.schedule_sub_orchestration("Child", format!("{input}.{n}")));
+            let outputs: Result<Vec<String>, String> =
+                context.join(children.collect::<Vec<_>>()).await.into_iter().collect();
+            Ok(outputs?.join(", "))
+        })
+        .build()
+}
+
+/// True for about one request in `of`: by a counter that steps over the numbers in no obvious order, the same every time.
+fn one_in(of: u64, seed: u64) -> impl Fn(&WireRequest<'_>) -> bool + Send + Sync {
+    let counter = AtomicU64::new(seed);
+    move |request| {
+        let n = counter.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        !request.kind.is_metadata() && (n >> 33).is_multiple_of(of)
+    }
+}
+
+/// What goes wrong, for the workers.
+fn misbehave(scene: &Scene) {
+    let busy = WireAction::Refuse { status: 429, substatus: None, retry_after: Some(Duration::from_millis(5)) };
+    let away = WireAction::Refuse { status: 503, substatus: None, retry_after: None };
+    for worker in 0..WORKERS {
+        let name = format!("worker {worker}");
+        let seed = worker as u64 * 1_000;
+        let rule = |action, of| WireRule::new(action).client(name.as_str()).matching(one_in(of, seed + of));
+        let wire = scene.account.wire();
+        for kind in [RequestKind::Create, RequestKind::Batch, RequestKind::Replace] {
+            wire.add(rule(WireAction::LoseAnswer, 23).on(kind));
+            wire.add(rule(WireAction::Delay(Duration::from_millis(150)), 11).on(kind));
+        }
+        wire.add(rule(busy.clone(), 31));
+        wire.add(rule(away.clone(), 37));
+        wire.add(rule(WireAction::Delay(Duration::from_millis(400)), 29));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_parent_hears_of_each_child_once_whatever_the_wire_does() {
+    let scene = Scene::new(2);
+    let mut runtimes = Vec::new();
+    for worker in 0..WORKERS {
+        let config = quiet()
+            .with_reconciler_interval(Duration::from_millis(500))
+            .with_reconciler_age_threshold(Duration::from_millis(500));
+        let provider = Arc::new(scene.provider_with(&format!("worker {worker}"), config).await);
+        let options = RuntimeOptions { orchestration_concurrency: 4, worker_concurrency: 4, ..Default::default() };
+        let runtime = Runtime::start_with_options(provider.clone(), activities(), orchestrations(), options).await;
+        runtimes.push((runtime, provider));
+    }
+    let store = Arc::new(scene.provider("client").await);
+    let client = Client::new(store.clone());
+    misbehave(&scene);
+    for n in 0..families() {
+        client.start_orchestration(format!("p{n}"), "Parent", format!("p{n}")).await.unwrap();
+    }
+    for n in 0..families() {
+        let instance = format!("p{n}");
+        match client.wait_for_orchestration(&instance, PATIENCE).await.unwrap() {
+            OrchestrationStatus::Completed { output, .. } => {
+                let wanted: Vec<String> = (0..CHILDREN).map(|child| format!("p{n}.{child} done")).collect();
+                assert_eq!(output, wanted.join(", "));
+            }
+            other => panic!("{instance}: {other:?}"),
+        }
+        let history = store.read(&instance).await.unwrap();
+        let ended = |e: &&duroxide::Event| matches!(e.kind, EventKind::SubOrchestrationCompleted { .. });
+        assert_eq!(history.iter().filter(ended).count(), CHILDREN, "{instance}");
+        assert_eq!(history.len(), 2 + 2 * CHILDREN, "{instance}: {history:?}");
+    }
+    scene.account.wire().clear();
+    for (runtime, provider) in runtimes {
+        runtime.shutdown(None).await;
+        assert!(provider.shutdown_within(PATIENCE).await);
+    }
+    // What late requests have left is taken by whoever comes next; then nothing is.
+    while store.reconcile().await.unwrap() > 0 {}
+    while let Some((item, _, _)) = store.fetch_orchestration_item(LONG, NOW, None).await.unwrap() {
+        panic!("a turn is left: {:?}", item.messages);
+    }
+    let left: Vec<_> = scene.documents().await;
+    let kinds = ["message", "work", "payload", "intent", "staged"];
+    let left: Vec<_> = left.iter().filter(|d| kinds.iter().any(|kind| d["type"] == *kind)).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
