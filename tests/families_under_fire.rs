@@ -77,7 +77,7 @@ fn misbehave(scene: &Scene) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_parent_hears_of_each_child_once_whatever_the_wire_does() {
-    let scene = Scene::new(2);
+    let scene = Scene::new(16);
     let mut runtimes = Vec::new();
     for worker in 0..WORKERS {
         let config = quiet()
@@ -90,13 +90,14 @@ async fn every_parent_hears_of_each_child_once_whatever_the_wire_does() {
     }
     let store = Arc::new(scene.provider("client").await);
     let client = Client::new(store.clone());
+    let patience = PATIENCE * u32::try_from(families().div_ceil(60)).unwrap();
     misbehave(&scene);
     for n in 0..families() {
         client.start_orchestration(format!("p{n}"), "Parent", format!("p{n}")).await.unwrap();
     }
     for n in 0..families() {
         let instance = format!("p{n}");
-        match client.wait_for_orchestration(&instance, PATIENCE).await.unwrap() {
+        match client.wait_for_orchestration(&instance, patience).await.unwrap() {
             OrchestrationStatus::Completed { output, .. } => {
                 let wanted: Vec<String> = (0..CHILDREN).map(|child| format!("p{n}.{child} done")).collect();
                 assert_eq!(output, wanted.join(", "));
