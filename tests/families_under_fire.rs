@@ -116,9 +116,8 @@ async fn every_parent_hears_of_each_child_once_whatever_the_wire_does() {
     }
     // What late requests have left is taken by whoever comes next; then nothing is.
     while store.reconcile().await.unwrap() > 0 {}
-    while let Some((item, _, _)) = store.fetch_orchestration_item(LONG, NOW, None).await.unwrap() {
-        panic!("a turn is left: {:?}", item.messages);
-    }
+    let left = store.fetch_orchestration_item(LONG, NOW, None).await.unwrap();
+    assert!(left.is_none(), "a turn is left: {left:?}");
     let left: Vec<_> = scene.documents().await;
     let kinds = ["message", "work", "payload", "intent", "staged"];
     let left: Vec<_> = left.iter().filter(|d| kinds.iter().any(|kind| d["type"] == *kind)).collect();

@@ -109,7 +109,7 @@ fn parents_born(document: &InstanceDocument, state: &TurnState) -> Option<String
         (parent_instance.as_deref() == Some(parent)).then(|| message.born.clone()).flatten()
     };
     let starts = state.taken.iter().map(|taken| &taken.document).filter(|message| message.starts);
-    starts.filter_map(from_parent).last()
+    starts.filter_map(from_parent).next_back()
 }
 
 /// What the turn's history document remembers of the messages from outside: those that the turn consumes, and, where it
