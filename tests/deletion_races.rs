@@ -5,7 +5,7 @@
 mod scene;
 
 use duroxide::{
-    providers::{DeleteInstanceResult, Provider, ProviderError, TagFilter, WorkItem},
+    providers::{DeleteInstanceResult, Provider, ProviderError, PruneOptions, TagFilter, WorkItem},
     EventKind,
 };
 use duroxide_cosmos::CosmosDBProvider;
@@ -215,4 +215,26 @@ async fn what_is_raised_before_the_deletion_is_decided_goes_with_the_instance() 
     deletion.await.unwrap().unwrap();
     worker.enqueue_for_orchestrator(start("i"), None).await.unwrap();
     starts_clean(&scene, &worker).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pruning_that_a_deletion_overtakes_erases_nothing_of_the_next_instance() {
+    let scene = Scene::new(1);
+    let (pruner, other) = (scene.provider("pruner").await, scene.provider("other").await);
+    finish_after(&other, "i", 3, 3).await;
+    let gate = Gate::new();
+    let erasure = WireRule::new(WireAction::HoldBefore(gate.clone())).client("pruner").on(RequestKind::Batch);
+    scene.account.wire().add(erasure.matching(|request| goes_to(request, "i")));
+    let options = PruneOptions { keep_last: Some(1), ..PruneOptions::default() };
+    let pruning = tokio::spawn(async move { admin(&pruner).prune_executions("i", options).await });
+    gate.reached().await;
+    admin(&other).delete_instance("i", true).await.unwrap();
+    finish_after(&other, "i", 3, 3).await;
+    gate.open();
+    pruning.await.unwrap().unwrap();
+    assert_eq!(admin(&other).list_executions("i").await.unwrap(), [1, 2, 3]);
+    for execution in 1..=3 {
+        assert_eq!(admin(&other).read_history_with_execution_id("i", execution).await.unwrap().len(), 3);
+    }
+    assert!(scene.of_kind("i", "instance").await[0]["pruning"].is_null());
 }

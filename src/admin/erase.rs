@@ -75,6 +75,8 @@ pub(super) async fn erase_all(engine: &Arc<Engine>, ids: &[String], verdict: &De
 #[derive(Deserialize)]
 struct Row {
     id: DocumentId,
+    #[serde(rename = "_etag")]
+    etag: Etag,
     #[serde(rename = "type")]
     kind: String,
     #[serde(default)]
@@ -205,26 +207,31 @@ async fn delete_with(
     Ok(deleted)
 }
 
-/// Deletes messages that came between the last look and the end, unless there is a new instance, which they may be for. Their
-/// ids are theirs alone, so that this can't hit another document.
+/// Deletes messages that came between the last look and the end, unless there is a new instance, which they may be for.
 async fn sweep_late(engine: &Engine, partition: &Partition, before: &str) -> Result<(), StoreError> {
     let rows = contents(engine, partition).await?;
     if rows.iter().any(|row| row.kind == kind::INSTANCE) {
         return Ok(());
     }
     let late = rows.into_iter().filter(|row| row.is_message() && !row.is_for_the_next(before));
-    remove(engine, partition, &late.map(|row| row.id).collect::<Vec<_>>()).await
+    remove(engine, partition, &late.map(|row| (row.id, row.etag)).collect::<Vec<_>>()).await
 }
 
-/// Deletes documents in batches. One that is gone already is no reason to stop.
-pub(super) async fn remove(engine: &Engine, partition: &Partition, ids: &[DocumentId]) -> Result<(), StoreError> {
-    for chunk in ids.chunks(MAX_OPERATIONS) {
-        let operations: Vec<Operation> = chunk.iter().map(|id| Operation::delete(id.clone(), None)).collect();
+/// Deletes documents in batches, each as long as it is the very one that was judged. One that is gone already, or is another
+/// one now, is no reason to stop.
+pub(super) async fn remove(
+    engine: &Engine,
+    partition: &Partition,
+    documents: &[(DocumentId, Etag)],
+) -> Result<(), StoreError> {
+    for chunk in documents.chunks(MAX_OPERATIONS) {
+        let operations: Vec<Operation> =
+            chunk.iter().map(|(id, etag)| Operation::delete(id.clone(), Some(etag))).collect();
         if let BatchOutcome::Committed(_) = engine.store.batch(partition, &operations, engine.deadline()).await? {
             continue;
         }
-        for id in chunk {
-            engine.store.delete(partition, id, None, engine.deadline()).await?;
+        for (id, etag) in chunk {
+            engine.store.delete(partition, id, Some(etag), engine.deadline()).await?;
         }
     }
     Ok(())

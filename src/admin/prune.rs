@@ -7,10 +7,11 @@
 use super::{erase, inspect, Failures};
 use crate::{
     engine::Engine,
-    model::{status, DocumentId, InstanceDocument, Partition},
+    model::{kind, status, DocumentId, InstanceDocument, Partition},
     store::{queries, Deadline, StoreError, Versioned, WriteOutcome},
     turn::{instance_id, release::read_latest},
 };
+use azure_core::http::Etag;
 use duroxide::providers::{InstanceFilter, ProviderError, PruneOptions, PruneResult};
 use futures::{stream, StreamExt};
 use serde::Deserialize;
@@ -37,7 +38,9 @@ pub(crate) async fn prune(
     if doomed.is_empty() {
         return Ok(result);
     }
-    decide(engine, &partition, &doomed, deadline).await.map_err(failed)?;
+    if !decide(engine, &found.document, &doomed, deadline).await.map_err(failed)? {
+        return Ok(result);
+    }
     result.executions_deleted = doomed.len() as u64;
     result.events_deleted = doomed.iter().map(|e| e.events.len()).sum();
     finish(engine, &partition, engine.deadline()).await.map_err(failed)?;
@@ -60,13 +63,13 @@ fn select(
         .collect()
 }
 
-/// The write from which on the executions are not there any more.
+/// The write from which on the executions are not there any more; `false` where the instance is gone, or another has its name.
 async fn decide(
     engine: &Engine,
-    partition: &Partition,
+    instance: &InstanceDocument,
     doomed: &[inspect::PastExecution],
     deadline: Deadline,
-) -> Result<(), StoreError> {
+) -> Result<bool, StoreError> {
     let change = |document: &mut InstanceDocument| {
         // Those that are there already were put in by an attempt whose answer was lost.
         for pruned in doomed.iter().filter(|e| !document.pruning.contains(&e.execution)).collect::<Vec<_>>() {
@@ -76,24 +79,27 @@ async fn decide(
         }
         document.tally = Some("open".to_owned());
     };
-    rewrite(engine, partition, change, deadline).await
+    rewrite(engine, instance, change, deadline).await
 }
 
+/// Changes the document of this very instance; `false` where it is gone, or another has its name.
 async fn rewrite(
     engine: &Engine,
-    partition: &Partition,
+    instance: &InstanceDocument,
     change: impl Fn(&mut InstanceDocument),
     deadline: Deadline,
-) -> Result<(), StoreError> {
+) -> Result<bool, StoreError> {
+    let partition = &instance.instance_id;
     loop {
-        let Some(Versioned { mut document, etag }) = read_latest(engine, partition, deadline).await? else {
-            return Ok(());
+        let found = read_latest(engine, partition, deadline).await?;
+        let Some(Versioned { mut document, etag }) = found.filter(|f| f.document.born == instance.born) else {
+            return Ok(false);
         };
         change(&mut document);
         let written = engine.store.replace(partition, &instance_id(), &document, Some(&etag), deadline).await?;
         engine.cache.forget(partition);
         if let WriteOutcome::Done(_) = written {
-            return Ok(());
+            return Ok(true);
         }
     }
 }
@@ -101,6 +107,8 @@ async fn rewrite(
 #[derive(Deserialize)]
 struct Row {
     id: DocumentId,
+    #[serde(rename = "_etag")]
+    etag: Etag,
     #[serde(rename = "type")]
     kind: String,
     #[serde(default)]
@@ -108,24 +116,29 @@ struct Row {
 }
 
 /// Erases what was pruned and takes the mark off.
+///
+/// The documents are looked at before the instance that judges them: those of a former instance of the same name are gone by
+/// then, or have other ETags, and those of a later one are not among them.
 async fn finish(engine: &Engine, partition: &Partition, deadline: Deadline) -> Result<(), StoreError> {
-    let Some(Versioned { document, .. }) = read_latest(engine, partition, deadline).await? else { return Ok(()) };
-    if document.pruning.is_empty() {
+    let unfinished = |found: &Versioned<InstanceDocument>| !found.document.pruning.is_empty();
+    if read_latest(engine, partition, deadline).await?.filter(unfinished).is_none() {
         return Ok(());
     }
     let rows: Vec<Row> = engine.store.query_partition(partition, queries::CONTENTS.statement(), deadline).await?;
-    let pruned = |row: &Row| row.execution.is_some_and(|e| document.pruning.contains(&e));
+    let Some(found) = read_latest(engine, partition, deadline).await?.filter(unfinished) else { return Ok(()) };
+    let instance = found.document;
+    let pruned = |row: &Row| row.execution.is_some_and(|e| instance.pruning.contains(&e));
     let (history, executions): (Vec<Row>, Vec<Row>) = rows
         .into_iter()
-        .filter(|row| matches!(row.kind.as_str(), "history" | "execution") && pruned(row))
-        .partition(|row| row.kind == "history");
-    let ids = |rows: Vec<Row>| rows.into_iter().map(|row| row.id).collect::<Vec<_>>();
+        .filter(|row| matches!(row.kind.as_str(), kind::HISTORY | kind::EXECUTION) && pruned(row))
+        .partition(|row| row.kind == kind::HISTORY);
+    let judged = |rows: Vec<Row>| rows.into_iter().map(|row| (row.id, row.etag)).collect::<Vec<_>>();
     // Each batch has a deadline of its own: there may be thousands.
-    erase::remove(engine, partition, &ids(history)).await?;
-    erase::remove(engine, partition, &ids(executions)).await?;
-    let done = document.pruning.clone();
-    let forget = |document: &mut InstanceDocument| document.pruning.retain(|e| !done.contains(e));
-    rewrite(engine, partition, forget, engine.deadline()).await
+    erase::remove(engine, partition, &judged(history)).await?;
+    erase::remove(engine, partition, &judged(executions)).await?;
+    let forget = |document: &mut InstanceDocument| document.pruning.retain(|e| !instance.pruning.contains(e));
+    rewrite(engine, &instance, forget, engine.deadline()).await?;
+    Ok(())
 }
 
 /// Prunes the instances that a filter takes, several at a time.

@@ -127,8 +127,10 @@ pub(crate) const EXECUTIONS: QueryText = QueryText {
 };
 
 /// Every document of a partition, with what an erasure must know of it.
-pub(crate) const CONTENTS: QueryText =
-    QueryText { name: "contents", text: "SELECT c.id, c.type, c.seq, c.starts, c.delivered, c.execution FROM c" };
+pub(crate) const CONTENTS: QueryText = QueryText {
+    name: "contents",
+    text: "SELECT c.id, c._etag, c.type, c.seq, c.starts, c.delivered, c.execution FROM c",
+};
 
 /// Everything that somebody must look at, oldest first: messages, activities, intents, half-finished instances. Index: `due`,
 /// `type`.
