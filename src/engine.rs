@@ -3,11 +3,12 @@
 use crate::{
     config::CosmosDBProviderConfig,
     dispatch::Dispatch,
-    model::{Clock, Millis, Sequencer},
-    store::{Deadline, Store},
+    model::{Clock, DocumentId, Millis, Partition, Sequencer},
+    store::{Deadline, Freshness, Store},
     turn::{cache::InstanceCache, TurnHandle},
     work::WorkHandle,
 };
+use azure_core::http::Etag;
 use dashmap::DashMap;
 use std::{sync::Arc, time::Duration};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -85,6 +86,28 @@ impl Engine {
         // A state that is in use right now is not forgotten.
         self.turns.retain(|_, turn| turn.state.try_lock().map_or(true, |state| state.until > before));
         self.works.retain(|_, work| work.state.try_lock().map_or(true, |state| state.until > before));
+    }
+
+    /// Waits while a write of unknown outcome may still arrive: until the lock that it would take ends, or the document is not the
+    /// one any more that the write depends on; `condition` is none where it depends on there being none.
+    pub(crate) async fn until_settled(
+        &self,
+        partition: &Partition,
+        id: &DocumentId,
+        condition: Option<&Etag>,
+        until: Millis,
+        deadline: Deadline,
+    ) {
+        let mut pause = Duration::from_millis(250);
+        loop {
+            let found = self.store.read::<serde_json::Value>(partition, id, Freshness::LatestCommitted, deadline).await;
+            let may_still_land = found.map_or(true, |found| found.as_ref().map(|found| &found.etag) == condition);
+            if !may_still_land || self.now() >= until || deadline.passed() {
+                return;
+            }
+            tokio::time::sleep(pause).await;
+            pause *= 2;
+        }
     }
 
     /// Runs a task that outlives the call which began it.

@@ -304,20 +304,7 @@ pub(crate) fn give_back_unknown(
     engine.cache.forget(&partition);
     engine.spawn(async move {
         let deadline = Deadline::after(GIVE_BACK_TIME);
-        let mut pause = Duration::from_millis(250);
-        loop {
-            let found = read_latest(&engine_too, &partition, deadline).await;
-            let may_still_land = match &found {
-                Ok(Some(found)) => Some(&found.etag) == condition.as_ref(),
-                Ok(None) => condition.is_none(),
-                Err(_) => true,
-            };
-            if !may_still_land || engine_too.now() >= until || deadline.passed() {
-                break;
-            }
-            tokio::time::sleep(pause).await;
-            pause *= 2;
-        }
+        engine_too.until_settled(&partition, &instance_id(), condition.as_ref(), until, deadline).await;
         note_failure(&partition, give_back(&engine_too, &partition, &token, deadline).await);
         engine_too.dispatch.turn_returned(&partition, due);
     });

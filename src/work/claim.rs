@@ -144,18 +144,8 @@ fn give_back_unknown(engine: &Arc<Engine>, document: WorkDocument, token: String
     let (engine_too, until) = (engine.clone(), document.due);
     engine.spawn(async move {
         let deadline = Deadline::after(GIVE_BACK_TIME);
-        let mut pause = Duration::from_millis(250);
-        loop {
-            let may_still_land = match look(&engine_too, &document, deadline).await {
-                Ok(found) => found.is_some_and(|found| found.etag == condition),
-                Err(_) => true,
-            };
-            if !may_still_land || engine_too.now() >= until || deadline.passed() {
-                break;
-            }
-            tokio::time::sleep(pause).await;
-            pause *= 2;
-        }
+        let (partition, id) = (&document.instance_id, &document.id);
+        engine_too.until_settled(partition, id, Some(&condition), until, deadline).await;
         give_back_later(&engine_too, document, token);
     });
 }
