@@ -45,14 +45,17 @@ pub enum WireAction {
     HoldAfter(Gate),
     /// Slower than the others on its way to the store.
     Delay(Duration),
+    /// Carried out, and its answer is slower than the others'.
+    DelayAnswer(Duration),
 }
 
+type Choice = Arc<dyn Fn(&WireRequest<'_>) -> Option<WireAction> + Send + Sync>;
 type Predicate = Arc<dyn Fn(&WireRequest<'_>) -> bool + Send + Sync>;
 
 /// Which requests an action applies to. Without conditions: every one, until the rule is removed.
 #[derive(Clone)]
 pub struct WireRule {
-    action: WireAction,
+    choice: Choice,
     kinds: Vec<RequestKind>,
     client: Option<String>,
     predicates: Vec<Predicate>,
@@ -63,7 +66,13 @@ pub struct WireRule {
 impl WireRule {
     /// A rule that applies `action` to every request.
     pub fn new(action: WireAction) -> Self {
-        Self { action, kinds: Vec::new(), client: None, predicates: Vec::new(), skip: 0, times: None }
+        Self::choosing(move |_| Some(action.clone()))
+    }
+
+    /// A rule that asks `choice` about every request: what happens to it, or nothing, and then the next rule is asked.
+    pub fn choosing(choice: impl Fn(&WireRequest<'_>) -> Option<WireAction> + Send + Sync + 'static) -> Self {
+        let choice = Arc::new(choice);
+        Self { choice, kinds: Vec::new(), client: None, predicates: Vec::new(), skip: 0, times: None }
     }
 
     /// Only to this kind of request; called again, to either kind.
@@ -106,7 +115,6 @@ impl WireRule {
 impl fmt::Debug for WireRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WireRule")
-            .field("action", &self.action)
             .field("kinds", &self.kinds)
             .field("client", &self.client)
             .field("skip", &self.skip)
@@ -191,7 +199,9 @@ impl Active {
         if self.rule.times.is_some_and(|times| position > times) {
             return None;
         }
+        drop(matched);
+        let action = (self.rule.choice)(request)?;
         self.hits.send_modify(|hits| *hits += 1);
-        Some(self.rule.action.clone())
+        Some(action)
     }
 }

@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use azure_data_cosmos_driver::in_memory_emulator::{EmulatorStore, InMemoryEmulatorHttpClient};
+use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 
 use crate::answer::{Answer, Lost};
@@ -49,6 +50,7 @@ pub struct Wire {
     rules: Arc<RuleBook>,
     counters: Counters,
     observer: OnceLock<Observer>,
+    carrier: OnceLock<Handle>,
     sequence: AtomicU64,
     /// One at a time, so that nobody sees a container between its creation and its properties.
     structure: Mutex<()>,
@@ -63,6 +65,7 @@ impl Wire {
             rules: Arc::default(),
             counters: Counters::default(),
             observer: OnceLock::new(),
+            carrier: OnceLock::new(),
             sequence: AtomicU64::new(0),
             structure: Mutex::new(()),
         }
@@ -85,6 +88,14 @@ impl Wire {
         }
     }
 
+    /// Carries every request on this runtime instead of its sender's: what a sender has sent arrives although the sender's
+    /// runtime is gone, and time on the wire is that runtime's. Only the first one counts.
+    pub fn carried_by(&self, runtime: Handle) {
+        if self.carrier.set(runtime).is_err() {
+            tracing::warn!("the wire has a runtime already");
+        }
+    }
+
     pub(crate) fn service(&self) -> &Service {
         &self.service
     }
@@ -98,7 +109,11 @@ impl Wire {
     /// In a task of its own: a request that was sent is carried out even if its sender stops waiting, as by the service.
     pub(crate) async fn carry(self: &Arc<Self>, request: Outgoing) -> Result<Answer, Lost> {
         let wire = Arc::clone(self);
-        let task = tokio::spawn(async move { wire.exchange(request).await });
+        let exchange = async move { wire.exchange(request).await };
+        let task = match self.carrier.get() {
+            Some(runtime) => runtime.spawn(exchange),
+            None => tokio::spawn(exchange),
+        };
         task.await.unwrap_or_else(|error| match error.try_into_panic() {
             Ok(panic) => resume_unwind(panic),
             // The runtime is shutting down.
@@ -146,6 +161,11 @@ impl Wire {
             WireAction::Delay(delay) => {
                 pause(delay).await;
                 self.answer(request, facts).await
+            }
+            WireAction::DelayAnswer(delay) => {
+                let answer = self.answer(request, facts).await;
+                pause(delay).await;
+                answer
             }
         }
     }
