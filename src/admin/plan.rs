@@ -99,7 +99,7 @@ impl<'a> Plan<'a> {
         ids: &[String],
         force: bool,
     ) -> Result<Option<(Self, Vec<String>)>, (String, Unmarked)> {
-        let (name, before) = (Engine::new_token(), engine.sequencer.next());
+        let (name, before) = (engine.new_token(), engine.sequencer.next());
         let mut looking = stream::iter(ids.iter().cloned().enumerate())
             .map(|(at, id)| async move {
                 let there = is_there(engine, &id).await;
