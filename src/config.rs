@@ -302,7 +302,7 @@ impl CosmosDBProviderConfig {
 
     /// Where the time of day comes from, the system by default: for tests and simulations.
     ///
-    /// Processes that share a container must roughly agree on the time, whatever their clocks.
+    /// Locks, timers and Entra ID tokens expire by it: processes that share a container must roughly agree on the time.
     pub fn with_clock(mut self, clock: Clock) -> Self {
         self.clock = clock;
         self
@@ -614,7 +614,8 @@ impl CosmosDBProviderConfig {
 
     /// The SDK's account reference for this endpoint and credential.
     pub(crate) fn account_reference(&self) -> Result<AccountReference, ConfigError> {
-        account_reference(self.require_endpoint()?, self.require_credential()?, &self.cloud, self.token_scope())
+        let (endpoint, credential) = (self.require_endpoint()?, self.require_credential()?);
+        account_reference(endpoint, credential, &self.cloud, self.token_scope(), &self.clock)
     }
 }
 

@@ -9,8 +9,9 @@ use duroxide::Event;
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant},
+    time::Duration,
 };
+use tokio::time::Instant;
 
 /// What is known of an instance.
 #[derive(Clone)]
