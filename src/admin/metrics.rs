@@ -156,6 +156,7 @@ fn seal_soon(engine: &Arc<Engine>) {
             }
         };
         tokio::select! {
+            biased;
             () = engine_too.stopping.cancelled() => {}
             () = sealing => {}
         }
