@@ -8,6 +8,8 @@ pub(crate) mod item;
 pub(crate) mod marks;
 pub(crate) mod partition;
 pub(crate) mod randomness;
+#[cfg(test)]
+mod sources;
 
 pub use clock::Clock;
 pub(crate) use clock::{Millis, Sequencer};
