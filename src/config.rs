@@ -11,7 +11,10 @@ use azure_data_cosmos::{
     AccountReference, RoutingStrategy,
 };
 
-use crate::credential::{account_reference, Cloud, Credential};
+use crate::{
+    credential::{account_reference, Cloud, Credential},
+    model::{Clock, Randomness},
+};
 
 pub use error::ConfigError;
 use error::Problems;
@@ -62,6 +65,8 @@ pub struct CosmosDBProviderConfig {
     history_cache_bytes: usize,
     read_staleness: Duration,
     user_agent_suffix: String,
+    clock: Clock,
+    randomness: Randomness,
 }
 
 impl Default for CosmosDBProviderConfig {
@@ -87,6 +92,8 @@ impl Default for CosmosDBProviderConfig {
             history_cache_bytes: 64 * 1024 * 1024,
             read_staleness: Duration::from_millis(50),
             user_agent_suffix: "duroxide-cosmos".into(),
+            clock: Clock::system(),
+            randomness: Randomness::system(),
         }
     }
 }
@@ -292,6 +299,30 @@ impl CosmosDBProviderConfig {
         self.user_agent_suffix = suffix.into();
         self
     }
+
+    /// Where the time of day comes from, the system by default: for tests and simulations.
+    ///
+    /// Locks, timers and Entra ID tokens expire by it: processes that share a container must roughly agree on the time.
+    pub fn with_clock(mut self, clock: Clock) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// Where tokens and jitter come from, the operating system by default: for tests and simulations.
+    ///
+    /// With a seed, a provider sends the same requests again for the same calls and answers, on a runtime with one thread.
+    ///
+    /// ```
+    /// use duroxide_cosmos::{Clock, CosmosDBProviderConfig, Randomness};
+    ///
+    /// let config = CosmosDBProviderConfig::default()
+    ///     .with_clock(Clock::from_fn(|| 1_763_256_000_000))
+    ///     .with_randomness(Randomness::seeded(7));
+    /// ```
+    pub fn with_randomness(mut self, randomness: Randomness) -> Self {
+        self.randomness = randomness;
+        self
+    }
 }
 
 /// What is set.
@@ -406,6 +437,16 @@ impl CosmosDBProviderConfig {
     /// What follows the SDK's user agent.
     pub fn user_agent_suffix(&self) -> &str {
         &self.user_agent_suffix
+    }
+
+    /// Where the time of day comes from.
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// Where tokens and jitter come from.
+    pub fn randomness(&self) -> &Randomness {
+        &self.randomness
     }
 
     /// The kind of credential, for error messages.
@@ -573,7 +614,8 @@ impl CosmosDBProviderConfig {
 
     /// The SDK's account reference for this endpoint and credential.
     pub(crate) fn account_reference(&self) -> Result<AccountReference, ConfigError> {
-        account_reference(self.require_endpoint()?, self.require_credential()?, &self.cloud, self.token_scope())
+        let (endpoint, credential) = (self.require_endpoint()?, self.require_credential()?);
+        account_reference(endpoint, credential, &self.cloud, self.token_scope(), &self.clock)
     }
 }
 
@@ -601,6 +643,8 @@ impl fmt::Debug for CosmosDBProviderConfig {
             .field("history_cache_bytes", &self.history_cache_bytes)
             .field("read_staleness", &self.read_staleness)
             .field("user_agent_suffix", &self.user_agent_suffix)
+            .field("clock", &self.clock)
+            .field("randomness", &self.randomness)
             .finish()
     }
 }
@@ -684,7 +728,9 @@ mod tests {
             .with_poll_interval_min(second * 5)
             .with_poll_interval_max(second * 6)
             .with_history_cache_bytes(0)
-            .with_user_agent_suffix("orders");
+            .with_user_agent_suffix("orders")
+            .with_clock(Clock::from_fn(|| 7))
+            .with_randomness(Randomness::seeded(7));
         assert_eq!(config.validate(), Ok(()));
         assert_eq!(config.endpoint(), Some(ENDPOINT));
         assert!(config.credential().is_some());
@@ -702,6 +748,8 @@ mod tests {
         assert_eq!(config.poll_interval_max(), second * 6);
         assert_eq!(config.history_cache_bytes(), 0);
         assert_eq!(config.user_agent_suffix(), "orders");
+        assert_eq!(config.clock().now(), 7);
+        assert_eq!(config.randomness().token(), Randomness::seeded(7).token());
         assert!(config.account_reference().is_ok());
     }
 
@@ -799,6 +847,15 @@ mod tests {
         let other = config.with_endpoint("https://other.documents.azure.com/");
         assert!(matches!(other.validate(), Err(ConfigError::Contradiction { .. })));
         assert!(!problem(other).contains("c2VjcmV0"));
+    }
+
+    #[test]
+    fn debug_tells_a_simulated_provider_from_a_real_one() {
+        let real = format!("{:?}", config());
+        assert!(real.contains("Clock(system)") && real.contains("Randomness(system)"), "{real}");
+        let simulated = config().with_clock(Clock::from_fn(|| 0)).with_randomness(Randomness::seeded(0));
+        let simulated = format!("{simulated:?}");
+        assert!(simulated.contains("Clock(given)") && simulated.contains("Randomness(seeded)"), "{simulated}");
     }
 
     #[test]

@@ -18,7 +18,10 @@ use azure_identity::{
     WorkloadIdentityCredentialOptions,
 };
 
-use crate::config::{endpoint, ConfigError};
+use crate::{
+    config::{endpoint, ConfigError},
+    model::Clock,
+};
 
 use cached::Cached;
 pub use cloud::Cloud;
@@ -308,12 +311,13 @@ fn validate_key(key: &Secret) -> Result<(), ConfigError> {
 /// The SDK's account reference for an endpoint and a credential.
 ///
 /// `token_scope` replaces the scope that Entra ID tokens are asked for with; without it that is the SDK's own, or the
-/// account's outside the public cloud.
+/// account's outside the public cloud. Tokens expire by `clock`.
 pub(crate) fn account_reference(
     endpoint: &str,
     credential: &Credential,
     cloud: &Cloud,
     token_scope: Option<&str>,
+    clock: &Clock,
 ) -> Result<AccountReference, ConfigError> {
     let endpoint = endpoint::parse(endpoint)?;
     cloud.validate()?;
@@ -336,7 +340,7 @@ pub(crate) fn account_reference(
     let token = built
         .map_err(|error| ConfigError::Credential { kind: credential.kind().into_owned(), reason: error.to_string() })?;
     let token = rescoped(token, &endpoint, token_scope);
-    Ok(AccountReference::with_credential(endpoint.into(), Arc::new(Cached::new(token))))
+    Ok(AccountReference::with_credential(endpoint.into(), Arc::new(Cached::new(token, clock.clone()))))
 }
 
 fn client_secret(
@@ -389,12 +393,12 @@ mod tests {
             _options: Option<TokenRequestOptions<'_>>,
         ) -> azure_core::Result<AccessToken> {
             self.scopes.lock().unwrap().extend(scopes.iter().map(|scope| scope.to_string()));
-            Ok(AccessToken::new("token", OffsetDateTime::now_utc()))
+            Ok(AccessToken::new("token", OffsetDateTime::UNIX_EPOCH))
         }
     }
 
     fn build(credential: &Credential) -> Result<AccountReference, ConfigError> {
-        account_reference(ENDPOINT, credential, &Cloud::FromEndpoint, None)
+        account_reference(ENDPOINT, credential, &Cloud::FromEndpoint, None, &Clock::system())
     }
 
     async fn scope_asked_for(endpoint: &str, given: Option<&str>) -> String {
@@ -523,10 +527,10 @@ mod tests {
     #[test]
     fn bad_endpoints_and_authorities_are_refused() {
         let credential = Credential::managed_identity();
-        let bad_endpoint = account_reference("acc", &credential, &Cloud::Public, None);
+        let bad_endpoint = account_reference("acc", &credential, &Cloud::Public, None, &Clock::system());
         assert!(bad_endpoint.unwrap_err().to_string().contains("COSMOS_ENDPOINT"));
         let cloud = Cloud::Custom { authority_host: "login".into() };
-        let bad_authority = account_reference(ENDPOINT, &credential, &cloud, None);
+        let bad_authority = account_reference(ENDPOINT, &credential, &cloud, None, &Clock::system());
         assert!(bad_authority.unwrap_err().to_string().contains("AZURE_AUTHORITY_HOST"));
     }
 

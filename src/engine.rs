@@ -40,9 +40,9 @@ pub(crate) struct Engine {
 
 impl Engine {
     pub(crate) fn new(store: Store, config: CosmosDBProviderConfig) -> Arc<Self> {
-        let clock = Clock::system();
+        let clock = config.clock().clone();
         Arc::new(Self {
-            sequencer: Sequencer::new(clock.clone()),
+            sequencer: Sequencer::new(clock.clone(), config.randomness()),
             cache: InstanceCache::new(config.history_cache_bytes()),
             dispatch: Dispatch::new(&config),
             turns: DashMap::new(),
@@ -75,8 +75,8 @@ impl Engine {
     }
 
     /// A token that nobody else has.
-    pub(crate) fn new_token() -> String {
-        uuid::Uuid::new_v4().simple().to_string()
+    pub(crate) fn new_token(&self) -> String {
+        self.config.randomness().token()
     }
 
     /// Forgets turns and activities whose locks expired long ago: their callers have gone away without a word.

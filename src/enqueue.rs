@@ -36,7 +36,7 @@ pub(crate) async fn message(
     let now = engine.now();
     // Only a turn's own timers wait for their time: what is put into the queue without a delay is visible at once.
     let due = delay.map_or(now, |delay| engine.clock.after(delay));
-    let key = MessageDocument::outside_key(&Engine::new_token());
+    let key = MessageDocument::outside_key(&engine.new_token());
     let document = MessageDocument::new(partition.clone(), &key, work_item, engine.sequencer.next(), now, due)
         .map_err(|e| refuse(format!("the message can't be written as JSON: {e}")))?;
     if let Some(bytes) = document.oversize() {
@@ -116,7 +116,7 @@ pub(crate) async fn work(engine: &Arc<Engine>, work_item: &WorkItem) -> Result<(
                     return Ok(());
                 }
                 // The same activity is queued already: both run, as they would in any queue.
-                let again = Engine::new_token();
+                let again = engine.new_token();
                 document_id = DocumentId::new("w", &[&execution_id.to_string(), &id.to_string(), &again]);
             }
             BatchOutcome::RolledBack(back) => return Err(refuse(format!("the activity was answered {}", back.status))),
@@ -148,7 +148,7 @@ pub(crate) async fn events(
         return Err(refuse("an event has no id: the runtime assigns them".to_owned()));
     }
     let deadline = engine.deadline();
-    let key = Engine::new_token();
+    let key = engine.new_token();
     let texts: Result<Vec<String>, _> = events.iter().map(serde_json::to_string).collect();
     let texts = texts.map_err(|e| refuse(format!("an event can't be written as JSON: {e}")))?;
     let history = HistoryDocument::new(partition.clone(), execution, &key, 0, first, texts);
@@ -196,7 +196,7 @@ async fn append(
     let found = read_latest(engine, partition, deadline).await?;
     let (mut document, etag) = match found {
         Some(Versioned { document, etag }) => (document, Some(etag)),
-        None => (InstanceDocument::new(partition.clone(), &Engine::new_token(), engine.now()), None),
+        None => (InstanceDocument::new(partition.clone(), &engine.new_token(), engine.now()), None),
     };
     if document.deleting.is_some() {
         // What is written now would go with the instance, or come back after it.

@@ -119,6 +119,7 @@ pub use config::{ConfigError, CosmosDBProviderConfig, Throughput};
 pub use credential::ConnectionString;
 pub use credential::{Cloud, Credential, ManagedIdentity, WorkloadIdentity};
 pub use dispatch::slots::{InMemoryLeases, LeaseProvider, Slot, SlotLease, SLOTS};
+pub use model::{Clock, Randomness};
 pub use provider::CosmosDBProvider;
 pub use store::{
     connect::{client, ConnectError},

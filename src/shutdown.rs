@@ -36,7 +36,8 @@ pub(crate) async fn shut_down(engine: &Arc<Engine>, limit: Duration) -> bool {
 
 /// Turns are given back uncounted. One that is being committed is left to that.
 async fn give_turns_back(engine: &Arc<Engine>, deadline: Deadline) -> bool {
-    let held: Vec<_> = engine.turns.iter().map(|entry| entry.value().clone()).collect();
+    let mut held: Vec<_> = engine.turns.iter().map(|entry| entry.value().clone()).collect();
+    held.sort_by(|a, b| a.token.cmp(&b.token));
     debug!(turns = held.len(), "giving turns back");
     let giving = stream::iter(held).map(|handle| async move {
         let mut state = handle.state.lock().await;
@@ -51,7 +52,8 @@ async fn give_turns_back(engine: &Arc<Engine>, deadline: Deadline) -> bool {
 
 /// Activities are given back uncounted. One that is being completed is left to that.
 async fn give_work_back(engine: &Arc<Engine>, deadline: Deadline) -> bool {
-    let held: Vec<_> = engine.works.iter().map(|entry| entry.value().clone()).collect();
+    let mut held: Vec<_> = engine.works.iter().map(|entry| entry.value().clone()).collect();
+    held.sort_by(|a, b| a.token.cmp(&b.token));
     debug!(activities = held.len(), "giving activities back");
     let giving = stream::iter(held).map(|handle| async move {
         let mut state = handle.state.lock().await;

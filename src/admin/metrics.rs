@@ -156,6 +156,7 @@ fn seal_soon(engine: &Arc<Engine>) {
             }
         };
         tokio::select! {
+            biased;
             () = engine_too.stopping.cancelled() => {}
             () = sealing => {}
         }
@@ -164,7 +165,7 @@ fn seal_soon(engine: &Arc<Engine>) {
 
 /// Seals round after round, as long as there is much to do and nobody else does it.
 async fn seal_all(engine: &Arc<Engine>) -> Result<(), StoreError> {
-    let who = Engine::new_token();
+    let who = engine.new_token();
     let mut counters = counters(engine).await?;
     if sealed_by_another(engine, &counters.document, &who) {
         return Ok(());
@@ -238,7 +239,7 @@ async fn seal(
     counters: Versioned<CountersDocument>,
     finished: Vec<Versioned<InstanceDocument>>,
 ) -> Result<Option<Versioned<CountersDocument>>, StoreError> {
-    let round = Engine::new_token();
+    let round = engine.new_token();
     let mut steps: BTreeMap<String, Sealing> = finished.iter().map(|row| step_of(&row.document, &round)).collect();
     debug!(instances = steps.len(), "sealing finished instances");
     let mut noted = counters;

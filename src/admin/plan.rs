@@ -26,7 +26,7 @@ use azure_core::http::Etag;
 use duroxide::providers::DeleteInstanceResult;
 use futures::{stream, StreamExt};
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
     time::Duration,
 };
@@ -99,7 +99,7 @@ impl<'a> Plan<'a> {
         ids: &[String],
         force: bool,
     ) -> Result<Option<(Self, Vec<String>)>, (String, Unmarked)> {
-        let (name, before) = (Engine::new_token(), engine.sequencer.next());
+        let (name, before) = (engine.new_token(), engine.sequencer.next());
         let mut looking = stream::iter(ids.iter().cloned().enumerate())
             .map(|(at, id)| async move {
                 let there = is_there(engine, &id).await;
@@ -499,7 +499,7 @@ pub(super) async fn deleted_among(
     marked: Vec<(Partition, Deleting)>,
     deadline: Deadline,
 ) -> Result<HashSet<Partition>, StoreError> {
-    let plans: HashMap<String, Deleting> = marked.iter().map(|(_, mark)| (mark.plan.clone(), mark.clone())).collect();
+    let plans: BTreeMap<String, Deleting> = marked.iter().map(|(_, mark)| (mark.plan.clone(), mark.clone())).collect();
     let mut verdicts: HashMap<String, Option<Verdict>> = HashMap::new();
     let mut asking = stream::iter(plans)
         .map(|(plan, mark)| async move { (plan, coordinators_mark(engine, &mark, deadline).await) })

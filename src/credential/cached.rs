@@ -14,13 +14,13 @@ use std::{
     error::Error as StdError,
     fmt,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use async_trait::async_trait;
 use azure_core::{
     credentials::{AccessToken, TokenCredential, TokenRequestOptions},
     error::ErrorKind,
-    time::{Duration, OffsetDateTime},
 };
 use futures::{
     future::{BoxFuture, Shared},
@@ -29,19 +29,20 @@ use futures::{
 use tokio::sync::oneshot;
 use tracing::warn;
 
-/// A token is renewed this long before it expires, or at half of its life where that is shorter.
-const AHEAD: Duration = Duration::minutes(5);
-/// How long a renewal that failed is left alone while the old token is valid.
-const RETRY_AFTER: Duration = Duration::seconds(10);
+use crate::model::{clock::millis, Clock, Millis};
 
-type Now = Arc<dyn Fn() -> OffsetDateTime + Send + Sync>;
+/// A token is renewed this long before it expires, or at half of its life where that is shorter.
+const AHEAD: Duration = Duration::from_secs(5 * 60);
+/// How long a renewal that failed is left alone while the old token is valid.
+const RETRY_AFTER: Duration = Duration::from_secs(10);
+
 type Fetch = Shared<BoxFuture<'static, Result<AccessToken, SharedError>>>;
 type Answer = oneshot::Sender<Result<AccessToken, SharedError>>;
 
 /// A credential that keeps what another one gives.
 pub(super) struct Cached {
     inner: Arc<dyn TokenCredential>,
-    now: Now,
+    clock: Clock,
     entries: Arc<Entries>,
 }
 
@@ -57,7 +58,18 @@ struct Entry {
 
 struct Kept {
     token: AccessToken,
-    renew_at: OffsetDateTime,
+    renew_at: Millis,
+}
+
+impl Kept {
+    fn is_valid(&self, now: Millis) -> bool {
+        now < expiry(&self.token)
+    }
+}
+
+/// When a token expires; zero where that was before the epoch.
+fn expiry(token: &AccessToken) -> Millis {
+    u64::try_from(token.expires_on.unix_timestamp_nanos() / 1_000_000).unwrap_or(0)
 }
 
 /// What a caller does.
@@ -67,19 +79,15 @@ enum Plan {
 }
 
 impl Cached {
-    pub(super) fn new(inner: Arc<dyn TokenCredential>) -> Self {
-        Self::with_clock(inner, Arc::new(OffsetDateTime::now_utc))
-    }
-
-    fn with_clock(inner: Arc<dyn TokenCredential>, now: Now) -> Self {
-        Self { inner, now, entries: Arc::default() }
+    pub(super) fn new(inner: Arc<dyn TokenCredential>, clock: Clock) -> Self {
+        Self { inner, clock, entries: Arc::default() }
     }
 
     /// What a caller does, and what is to be begun for it: not here, where the entries are locked.
     fn plan(&self, scopes: &[String]) -> (Plan, Option<Answer>) {
-        let now = (self.now)();
+        let now = self.clock.now();
         self.entries.with(scopes, |entry| {
-            let valid = entry.kept.as_ref().filter(|kept| now < kept.token.expires_on);
+            let valid = entry.kept.as_ref().filter(|kept| kept.is_valid(now));
             if let Some(kept) = valid.filter(|kept| now < kept.renew_at) {
                 return (Plan::Use(kept.token.clone()), None);
             }
@@ -91,12 +99,12 @@ impl Cached {
 
     /// Fetches a token in a task that goes on whether anybody waits or not.
     fn begin(&self, scopes: Vec<String>, answer: Answer) {
-        let (inner, now) = (self.inner.clone(), self.now.clone());
+        let (inner, clock) = (self.inner.clone(), self.clock.clone());
         let under_way = UnderWay { entries: self.entries.clone(), scopes };
         tokio::spawn(async move {
             let scopes: Vec<&str> = under_way.scopes.iter().map(String::as_str).collect();
             let token = inner.get_token(&scopes, None).await.map_err(SharedError::new);
-            under_way.entries.with(&under_way.scopes, |entry| entry.keep(&token, now()));
+            under_way.entries.with(&under_way.scopes, |entry| entry.keep(&token, clock.now()));
             drop(under_way);
             // Nobody may be waiting.
             let _ = answer.send(token);
@@ -125,16 +133,17 @@ impl Entry {
     }
 
     /// Takes what a fetch gave: its token, or else the old one a while longer.
-    fn keep(&mut self, answer: &Result<AccessToken, SharedError>, now: OffsetDateTime) {
+    fn keep(&mut self, answer: &Result<AccessToken, SharedError>, now: Millis) {
         match answer {
             Ok(token) => {
-                let ahead = AHEAD.min((token.expires_on - now) / 2);
-                self.kept = Some(Kept { token: token.clone(), renew_at: token.expires_on - ahead });
+                let expiry = expiry(token);
+                let ahead = millis(AHEAD).min(expiry.saturating_sub(now) / 2);
+                self.kept = Some(Kept { token: token.clone(), renew_at: expiry - ahead });
             }
             Err(error) => {
-                if let Some(kept) = self.kept.as_mut().filter(|kept| now < kept.token.expires_on) {
+                if let Some(kept) = self.kept.as_mut().filter(|kept| kept.is_valid(now)) {
                     warn!(%error, expires = %kept.token.expires_on, "the token could not be renewed; the old one is used");
-                    kept.renew_at = now + RETRY_AFTER;
+                    kept.renew_at = now + millis(RETRY_AFTER);
                 }
             }
         }
@@ -203,18 +212,22 @@ impl StdError for SharedError {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::SeqCst};
+    use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
+    use azure_core::time::OffsetDateTime;
     use tokio::sync::{watch, Semaphore};
 
     use super::*;
 
     const SCOPE: &str = "https://cosmos.azure.com/.default";
+    const SECOND: Duration = Duration::from_secs(1);
+    const MINUTE: Duration = Duration::from_secs(60);
+    const HOUR: Duration = Duration::from_secs(60 * 60);
 
     /// A credential that counts, gives tokens of a certain life, and can be made to wait or to fail.
     #[derive(Debug)]
     struct Counting {
-        clock: Arc<AtomicI64>,
+        clock: Arc<AtomicU64>,
         life: Duration,
         begun: watch::Sender<u64>,
         ended: watch::Sender<u64>,
@@ -226,12 +239,12 @@ mod tests {
     struct Scene {
         inner: Arc<Counting>,
         cached: Arc<Cached>,
-        clock: Arc<AtomicI64>,
+        clock: Arc<AtomicU64>,
     }
 
     impl Scene {
         fn new(life: Duration) -> Self {
-            let clock = Arc::new(AtomicI64::new(1_763_256_000));
+            let clock = Arc::new(AtomicU64::new(1_763_256_000_000));
             let inner = Arc::new(Counting {
                 clock: clock.clone(),
                 life,
@@ -242,12 +255,12 @@ mod tests {
                 number: AtomicU64::new(0),
             });
             let time = clock.clone();
-            let now = Arc::new(move || OffsetDateTime::from_unix_timestamp(time.load(SeqCst)).unwrap());
-            Self { cached: Arc::new(Cached::with_clock(inner.clone(), now)), inner, clock }
+            let now = Clock::from_fn(move || time.load(SeqCst));
+            Self { cached: Arc::new(Cached::new(inner.clone(), now)), inner, clock }
         }
 
         fn pass(&self, time: Duration) {
-            self.clock.fetch_add(time.whole_seconds(), SeqCst);
+            self.clock.fetch_add(millis(time), SeqCst);
         }
 
         async fn token(&self) -> String {
@@ -284,25 +297,25 @@ mod tests {
                 let cause = std::io::Error::other("az is not there");
                 return Err(azure_core::Error::with_error(ErrorKind::Credential, cause, "no token"));
             }
-            let now = OffsetDateTime::from_unix_timestamp(self.clock.load(SeqCst)).unwrap();
+            let now = OffsetDateTime::UNIX_EPOCH + Duration::from_millis(self.clock.load(SeqCst));
             Ok(AccessToken::new(format!("{number} for {}", scopes.join(" ")), now + self.life))
         }
     }
 
     #[tokio::test]
     async fn a_token_is_asked_for_once_until_shortly_before_it_expires() {
-        let scene = Scene::new(Duration::hours(1));
+        let scene = Scene::new(HOUR);
         let first = scene.token().await;
-        scene.pass(Duration::minutes(54));
+        scene.pass(MINUTE * 54);
         assert_eq!(scene.token().await, first);
         assert_eq!(scene.fetches(), 1);
     }
 
     #[tokio::test]
     async fn a_token_that_is_due_serves_while_the_next_one_is_fetched() {
-        let scene = Scene::new(Duration::hours(1));
+        let scene = Scene::new(HOUR);
         let first = scene.token().await;
-        scene.pass(Duration::minutes(56));
+        scene.pass(MINUTE * 56);
         scene.inner.gate.forget_permits(Semaphore::MAX_PERMITS);
         for _ in 0..5 {
             assert_eq!(scene.token().await, first);
@@ -316,11 +329,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_token_of_a_short_life_is_renewed_at_half_of_it() {
-        let scene = Scene::new(Duration::minutes(2));
+        let scene = Scene::new(MINUTE * 2);
         let first = scene.token().await;
-        scene.pass(Duration::seconds(59));
+        scene.pass(SECOND * 59);
         assert_eq!((scene.token().await, scene.fetches()), (first.clone(), 1));
-        scene.pass(Duration::seconds(2));
+        scene.pass(SECOND * 2);
         assert_eq!(scene.token().await, first);
         scene.settled(2).await;
         assert_ne!(scene.token().await, first);
@@ -328,7 +341,7 @@ mod tests {
 
     #[tokio::test]
     async fn many_who_ask_at_once_share_one_fetch() {
-        let scene = Scene::new(Duration::hours(1));
+        let scene = Scene::new(HOUR);
         scene.inner.gate.forget_permits(Semaphore::MAX_PERMITS);
         let asking: Vec<_> = (0..50)
             .map(|_| {
@@ -346,7 +359,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_caller_who_gives_up_does_not_take_the_fetch_along() {
-        let scene = Scene::new(Duration::hours(1));
+        let scene = Scene::new(HOUR);
         scene.inner.gate.forget_permits(Semaphore::MAX_PERMITS);
         let cached = scene.cached.clone();
         let caller = tokio::spawn(async move { cached.get_token(&[SCOPE], None).await });
@@ -360,17 +373,17 @@ mod tests {
 
     #[tokio::test]
     async fn an_old_token_serves_as_long_as_it_is_valid_where_renewal_fails() {
-        let scene = Scene::new(Duration::hours(1));
+        let scene = Scene::new(HOUR);
         let first = scene.token().await;
-        scene.pass(Duration::minutes(56));
+        scene.pass(MINUTE * 56);
         scene.inner.failing.store(true, SeqCst);
         assert_eq!(scene.token().await, first);
         scene.settled(2).await;
         assert_eq!((scene.token().await, scene.fetches()), (first.clone(), 2), "not tried again at once");
-        scene.pass(Duration::seconds(11));
+        scene.pass(SECOND * 11);
         assert_eq!(scene.token().await, first);
         scene.settled(3).await;
-        scene.pass(Duration::minutes(5));
+        scene.pass(MINUTE * 5);
         assert!(scene.cached.get_token(&[SCOPE], None).await.is_err(), "it has expired");
         scene.inner.failing.store(false, SeqCst);
         assert_ne!(scene.token().await, first);
@@ -378,7 +391,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_error_is_told_with_its_reasons_and_not_kept() {
-        let scene = Scene::new(Duration::hours(1));
+        let scene = Scene::new(HOUR);
         scene.inner.failing.store(true, SeqCst);
         for asked in 1..=3 {
             let error = scene.cached.get_token(&[SCOPE], None).await.unwrap_err();
@@ -398,7 +411,7 @@ mod tests {
 
     #[tokio::test]
     async fn each_set_of_scopes_has_a_token_of_its_own() {
-        let scene = Scene::new(Duration::hours(1));
+        let scene = Scene::new(HOUR);
         let other = ["https://other/.default", "https://more/.default"];
         for _ in 0..2 {
             assert_eq!(scene.token().await, format!("1 for {SCOPE}"));
@@ -417,7 +430,7 @@ mod tests {
 
     #[test]
     fn a_fetch_that_ends_with_its_runtime_is_begun_again_in_the_next() {
-        let scene = Scene::new(Duration::hours(1));
+        let scene = Scene::new(HOUR);
         scene.inner.gate.forget_permits(Semaphore::MAX_PERMITS);
         let runtime = || tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime().block_on(async {
@@ -432,7 +445,7 @@ mod tests {
 
     #[tokio::test]
     async fn debug_shows_no_token() {
-        let scene = Scene::new(Duration::hours(1));
+        let scene = Scene::new(HOUR);
         let token = scene.token().await;
         assert!(!format!("{:?}", scene.cached).contains(&token));
     }

@@ -84,6 +84,7 @@ pub(crate) async fn next_turn(
             }
             Next::Sleep(until) => {
                 tokio::select! {
+                    biased;
                     () = notified => {}
                     () = tokio::time::sleep_until(until) => {}
                     () = engine.stopping.cancelled() => {}
@@ -234,6 +235,7 @@ pub(crate) async fn next_work(
             }
             Next::Sleep(until) => {
                 tokio::select! {
+                    biased;
                     () = notified => {}
                     () = tokio::time::sleep_until(until) => {}
                     () = engine.stopping.cancelled() => {}

@@ -16,7 +16,7 @@ pub(crate) use fetch::{next_turn, next_work};
 
 use crate::{
     config::CosmosDBProviderConfig,
-    model::{kind, DocumentId, MessageDocument, Millis, Partition, WorkDocument},
+    model::{kind, Clock, DocumentId, MessageDocument, Millis, Partition, WorkDocument},
     store::{Committed, Operation, Versioned},
 };
 use azure_core::http::Etag;
@@ -149,7 +149,7 @@ pub(crate) struct Dispatch {
     under_way: UnderWay,
     turn_leases: InMemoryLeases,
     work_leases: InMemoryLeases,
-    clock: crate::model::Clock,
+    clock: Clock,
 }
 
 impl Dispatch {
@@ -162,7 +162,7 @@ impl Dispatch {
             under_way: UnderWay::default(),
             turn_leases: InMemoryLeases::new(config.orch_concurrency() as usize),
             work_leases: InMemoryLeases::new(config.worker_concurrency() as usize),
-            clock: crate::model::Clock::system(),
+            clock: config.clock().clone(),
         }
     }
 

@@ -6,7 +6,7 @@
 
 use crate::model::Millis;
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     hash::Hash,
     sync::{Mutex, PoisonError},
 };
@@ -26,7 +26,7 @@ struct Inner<K, H> {
     /// What can be tried later, soonest first.
     later: BTreeSet<(Millis, K)>,
     /// Keys that are not handed out until then.
-    busy: HashMap<K, Millis>,
+    busy: BTreeMap<K, Millis>,
     /// When a hint that fits nobody now may fit somebody.
     alarms: BTreeSet<Millis>,
 }
@@ -56,7 +56,7 @@ impl<K: Clone + Eq + Hash + Ord, H> Queue<K, H> {
             entries: HashMap::new(),
             ready: BTreeSet::new(),
             later: BTreeSet::new(),
-            busy: HashMap::new(),
+            busy: BTreeMap::new(),
             alarms: BTreeSet::new(),
         };
         Self { inner: Mutex::new(inner), changed: Notify::new() }
@@ -153,11 +153,12 @@ impl<K: Clone + Eq + Hash + Ord, H> Queue<K, H> {
         self.lock().alarms.insert(time);
     }
 
-    /// The keys that are known, so that a poll need not return them again.
+    /// The keys that are known, so that a poll need not return them again: those that it would return first come first.
     pub(super) fn known(&self, limit: usize, now: Millis) -> Vec<K> {
         let mut inner = self.lock();
         inner.busy.retain(|_, until| *until > now);
-        inner.busy.keys().chain(inner.entries.keys()).take(limit).cloned().collect()
+        let waiting = inner.ready.iter().map(|(_, key)| key).chain(inner.later.iter().map(|(_, key)| key));
+        inner.busy.keys().chain(waiting).take(limit).cloned().collect()
     }
 
     /// Whether a key is busy.
@@ -298,6 +299,17 @@ mod tests {
         assert_eq!(queue.take(0, 100, |key, _| *key == "even").map(|t| t.0), None);
         assert_eq!(take(&queue, 0), Some("odd"));
         assert_eq!(queue.len(), 0);
+    }
+
+    #[test]
+    fn what_is_known_is_told_in_the_same_order_every_time_oldest_first() {
+        let queue = Queue::new();
+        for (key, seq, due) in [("timer", "1", 500), ("young", "5", 0), ("held", "2", 0), ("old", "3", 0)] {
+            offer(&queue, key, seq, due, 0);
+        }
+        assert_eq!(take(&queue, 0), Some("held"));
+        assert_eq!(queue.known(10, 0), ["held", "old", "young", "timer"]);
+        assert_eq!(queue.known(2, 0), ["held", "old"]);
     }
 
     #[test]

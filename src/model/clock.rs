@@ -1,38 +1,74 @@
 //! Time, and the order in which things went in.
 
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use super::Randomness;
+use std::{
+    fmt,
+    sync::{Arc, Mutex},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 /// Milliseconds since the Unix epoch.
 pub(crate) type Millis = u64;
 
-/// Where the time comes from: the system, or a test.
+/// Where the time of day comes from: the system, or a function.
+///
+/// Locks expire and timers fire by it. How long something takes goes by tokio's clock instead: a test that pauses that one
+/// gives a clock that follows it.
+///
+/// ```
+/// use duroxide_cosmos::Clock;
+/// use std::time::Duration;
+/// use tokio::time::{advance, Instant};
+///
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() {
+/// let start = Instant::now();
+/// let clock = Clock::from_fn(move || 1_763_256_000_000 + start.elapsed().as_millis() as u64);
+/// advance(Duration::from_secs(5)).await;
+/// assert_eq!(clock.now(), 1_763_256_005_000);
+/// # }
+/// ```
 #[derive(Clone)]
-pub(crate) struct Clock(Arc<dyn Fn() -> Millis + Send + Sync>);
+pub struct Clock(Source);
+
+#[derive(Clone)]
+enum Source {
+    System,
+    Given(Arc<dyn Fn() -> Millis + Send + Sync>),
+}
 
 impl Clock {
     /// The system's clock.
-    pub(crate) fn system() -> Self {
-        Self(Arc::new(|| {
-            let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-        }))
+    pub fn system() -> Self {
+        Self(Source::System)
     }
 
-    /// A clock that tells what `now` returns.
-    #[cfg(test)]
-    pub(crate) fn from_fn(now: impl Fn() -> Millis + Send + Sync + 'static) -> Self {
-        Self(Arc::new(now))
+    /// A clock that tells what `now` returns, in milliseconds since the Unix epoch: for tests and simulations. It may step
+    /// back, as the system's does.
+    pub fn from_fn(now: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
+        Self(Source::Given(Arc::new(now)))
     }
 
-    /// The present.
-    pub(crate) fn now(&self) -> Millis {
-        (self.0)()
+    /// The present, in milliseconds since the Unix epoch.
+    pub fn now(&self) -> u64 {
+        match &self.0 {
+            Source::System => millis(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()),
+            Source::Given(now) => now(),
+        }
     }
 
     /// The moment after `duration` from now.
     pub(crate) fn after(&self, duration: Duration) -> Millis {
         self.now().saturating_add(millis(duration))
+    }
+}
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            Source::System => "Clock(system)",
+            Source::Given(_) => "Clock(given)",
+        })
     }
 }
 
@@ -50,8 +86,8 @@ pub(crate) struct Sequencer {
 }
 
 impl Sequencer {
-    pub(crate) fn new(clock: Clock) -> Self {
-        let mut process = uuid::Uuid::new_v4().simple().to_string();
+    pub(crate) fn new(clock: Clock, randomness: &Randomness) -> Self {
+        let mut process = randomness.token();
         process.truncate(10);
         Self { clock, process, last: Mutex::new((0, 0)) }
     }
@@ -80,7 +116,8 @@ mod tests {
     fn keys_sort_in_the_order_in_which_they_were_made_even_when_the_clock_steps_back() {
         let time = Arc::new(AtomicU64::new(1_000));
         let seen = time.clone();
-        let sequencer = Sequencer::new(Clock::from_fn(move || seen.load(Ordering::SeqCst)));
+        let clock = Clock::from_fn(move || seen.load(Ordering::SeqCst));
+        let sequencer = Sequencer::new(clock, &Randomness::seeded(0));
         let mut keys = vec![sequencer.next(), sequencer.next()];
         time.store(900, Ordering::SeqCst);
         keys.push(sequencer.next());

@@ -7,10 +7,15 @@ pub(crate) mod id;
 pub(crate) mod item;
 pub(crate) mod marks;
 pub(crate) mod partition;
+pub(crate) mod randomness;
+#[cfg(test)]
+mod sources;
 
-pub(crate) use clock::{Clock, Millis, Sequencer};
+pub use clock::Clock;
+pub(crate) use clock::{Millis, Sequencer};
 pub(crate) use documents::*;
 pub(crate) use event_set::EventSet;
 pub(crate) use id::DocumentId;
 pub(crate) use marks::Marks;
 pub(crate) use partition::Partition;
+pub use randomness::Randomness;

@@ -172,6 +172,7 @@ pub(crate) fn start_reconciler(engine: &Arc<Engine>) {
     let interval = engine.config.reconciler_interval();
     tokio::spawn(async move {
         tokio::select! {
+            biased;
             () = stopping.cancelled() => {}
             () = reconcile_forever(weak, interval) => {}
         }

@@ -33,7 +33,7 @@ pub(crate) async fn open(client: &CosmosClient, config: &CosmosDBProviderConfig)
         None => return Err(opening.place.missing()),
     };
     opening.check(&container).await?;
-    Ok(Store::new(container, opening.place))
+    Ok(Store::new(container, opening.place, config.randomness().clone()))
 }
 
 /// The account, database and container that are being opened, and how long that may take.

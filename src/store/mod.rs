@@ -31,7 +31,7 @@ pub(crate) use pages::{Pages, Patience};
 pub(crate) use queries::Statement;
 pub(crate) use read::{Freshness, Versioned};
 
-use crate::model::{DocumentId, Partition};
+use crate::model::{DocumentId, Partition, Randomness};
 use accounting::Accounting;
 use azure_core::http::Etag;
 use azure_data_cosmos::{
@@ -87,6 +87,8 @@ struct Inner {
     container: ContainerClient,
     accounting: Accounting,
     place: Place,
+    /// For the jitter of pauses.
+    randomness: Randomness,
     /// At most this many physical partitions are asked by one query.
     max_fan_out: u32,
 }
@@ -101,8 +103,8 @@ pub(crate) struct Place {
 }
 
 impl Store {
-    pub(crate) fn new(container: ContainerClient, place: Place) -> Self {
-        let inner = Inner { container, accounting: Accounting::default(), place, max_fan_out: 10_000 };
+    pub(crate) fn new(container: ContainerClient, place: Place, randomness: Randomness) -> Self {
+        let inner = Inner { container, accounting: Accounting::default(), place, randomness, max_fan_out: 10_000 };
         Self { inner: Arc::new(inner) }
     }
 
@@ -335,7 +337,7 @@ impl Store {
 
     /// Waits before the next attempt: what the service asked for, or a doubling pause with some jitter.
     async fn pause(&self, pause: &mut Duration, asked: Option<Duration>, deadline: Deadline) {
-        let jitter = f64::from(uuid::Uuid::new_v4().as_bytes()[0]) / 512.0;
+        let jitter = self.inner.randomness.fraction() / 2.0;
         let wait = asked.unwrap_or(*pause).mul_f64(0.75 + jitter);
         *pause = (*pause * 2).min(MAX_PAUSE);
         tokio::time::sleep(wait.min(deadline.remaining())).await;

@@ -9,8 +9,9 @@ use duroxide::Event;
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant},
+    time::Duration,
 };
+use tokio::time::Instant;
 
 /// What is known of an instance.
 #[derive(Clone)]
@@ -25,7 +26,7 @@ pub(crate) struct Known {
 pub(crate) struct Contents {
     pub(crate) history: Arc<Vec<Event>>,
     /// None where only the history was read, for a client: a turn then loads both.
-    pub(crate) kv: Option<Arc<HashMap<String, KvDocument>>>,
+    pub(crate) kv: Option<Arc<BTreeMap<String, KvDocument>>>,
     /// What this execution, and the last turns before it, have consumed from outside.
     pub(crate) consumed: Arc<Marks>,
     /// The size of the events' text.
@@ -39,11 +40,11 @@ impl Contents {
     pub(crate) fn new(
         history: Vec<Event>,
         text: usize,
-        kv: Option<HashMap<String, KvDocument>>,
+        kv: Option<BTreeMap<String, KvDocument>>,
         consumed: Marks,
     ) -> Self {
         // An event in memory takes about twice its text: the strings, and the struct around them.
-        let values: usize = kv.iter().flat_map(HashMap::values).map(value_bytes).sum();
+        let values: usize = kv.iter().flat_map(BTreeMap::values).map(value_bytes).sum();
         let bytes = 2 * text + history.len() * std::mem::size_of::<Event>() + values + consumed.bytes();
         Self { history: Arc::new(history), kv: kv.map(Arc::new), consumed: Arc::new(consumed), text, bytes }
     }
@@ -55,7 +56,7 @@ impl Contents {
         &self,
         events: &[Event],
         text: usize,
-        kv: HashMap<String, KvDocument>,
+        kv: BTreeMap<String, KvDocument>,
         consumed: &Marks,
     ) -> Self {
         let mut history = self.history.as_ref().clone();
@@ -248,7 +249,7 @@ mod tests {
         let kind = duroxide::EventKind::ExternalSubscribed { name: "x".repeat(500) };
         let event = |id| Event::with_event_id(id, "a", 1, None, kind.clone());
         let value = KvDocument::written(&partition("a"), "key", None, Some("v".repeat(10_000)), 0, 0);
-        let kv = HashMap::from([("key".to_owned(), value)]);
+        let kv = BTreeMap::from([("key".to_owned(), value)]);
         let mut grown = Contents::new(Vec::new(), 0, Some(kv.clone()), Marks::default());
         for id in 1..=200 {
             grown = grown.after_turn(&[event(id)], 600, kv.clone(), &Marks::default());

@@ -166,7 +166,7 @@ async fn begin(
     lock_timeout: Duration,
     deadline: Deadline,
 ) -> Result<Attempt, StoreError> {
-    let (now, token) = (engine.now(), Engine::new_token());
+    let (now, token) = (engine.now(), engine.new_token());
     let mut document = InstanceDocument::new(partition.clone(), &token, now);
     document.lock = Some(Lock { token: token.clone(), until: now.saturating_add(millis(lock_timeout)) });
     document.claims.push(now);
@@ -185,7 +185,7 @@ async fn take_over(
     lock_timeout: Duration,
     deadline: Deadline,
 ) -> Result<Attempt, StoreError> {
-    let (now, token) = (engine.now(), Engine::new_token());
+    let (now, token) = (engine.now(), engine.new_token());
     let Known { mut document, etag, contents } = known;
     document.lock = Some(Lock { token: token.clone(), until: now.saturating_add(millis(lock_timeout)) });
     if document.claims.len() >= MAX_CLAIMS {

@@ -8,7 +8,7 @@ use crate::{
 };
 use duroxide::Event;
 use serde_json::Value;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 /// At most so many messages go into one turn, and every start besides: the rest waits for the next.
 const MAX_MESSAGES: usize = 500;
@@ -57,7 +57,7 @@ struct Sorted {
     messages: Vec<Versioned<MessageDocument>>,
     more: bool,
     history: Vec<HistoryDocument>,
-    kv: HashMap<String, KvDocument>,
+    kv: BTreeMap<String, KvDocument>,
     /// Why a part of the history or a value can't be read.
     broken: Option<String>,
 }
@@ -161,7 +161,7 @@ pub(crate) fn events(mut documents: Vec<HistoryDocument>) -> Result<(Vec<Event>,
 
 /// Contents of an instance that has none.
 pub(crate) fn nothing() -> Contents {
-    Contents::new(Vec::new(), 0, Some(HashMap::new()), Marks::default())
+    Contents::new(Vec::new(), 0, Some(BTreeMap::new()), Marks::default())
 }
 
 #[cfg(test)]

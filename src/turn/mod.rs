@@ -28,7 +28,7 @@ use crate::{
 };
 use azure_core::http::Etag;
 use cache::Contents;
-use std::{collections::HashMap, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 /// The id of every instance's hot document.
 pub(crate) fn instance_id() -> DocumentId {
@@ -52,7 +52,7 @@ pub(crate) struct TurnState {
     /// The messages that this fetch took, each as it must be when the turn consumes it; their attempts are those with this
     /// one.
     pub(crate) taken: Vec<Versioned<MessageDocument>>,
-    pub(crate) kv: HashMap<String, KvDocument>,
+    pub(crate) kv: BTreeMap<String, KvDocument>,
     /// History and values as loaded; none where they could not be read.
     pub(crate) contents: Option<Contents>,
     /// What the item was called when it was handed out, for an ack that does not say.

@@ -21,7 +21,7 @@ use duroxide::{
     EventKind,
 };
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
     time::Duration,
 };
@@ -106,6 +106,7 @@ async fn contents_of(engine: &Arc<Engine>, hint: &OrchestrationHint, ours: &mut 
     loop {
         // A long history may take longer than the lock lives.
         tokio::select! {
+            biased;
             loaded = &mut loading => return loaded,
             () = tokio::time::sleep(ours.lock_timeout / 2) => keep_lock(engine, ours, engine.deadline()).await?,
         }
@@ -322,7 +323,7 @@ fn count_attempts(document: &InstanceDocument, messages: &mut [Versioned<Message
 }
 
 /// The values as the execution found them: what it wrote itself comes from its own history.
-fn snapshot(document: &InstanceDocument, kv: &HashMap<String, KvDocument>) -> HashMap<String, KvEntry> {
+fn snapshot(document: &InstanceDocument, kv: &BTreeMap<String, KvDocument>) -> HashMap<String, KvEntry> {
     kv.values()
         .filter_map(|value| {
             let base = value.snapshot(document.epoch)?;

@@ -13,7 +13,7 @@ use duroxide::{
     providers::{ExecutionMetadata, ScheduledActivityIdentifier, WorkItem},
     Event, EventKind,
 };
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The id of the event that poisons an execution; a second poisoning sends it again.
 const POISON_EVENT_ID: u64 = 99_999;
@@ -40,7 +40,7 @@ pub(crate) struct Plan {
     pub(crate) consumption: Vec<Operation>,
     /// Everything else, which may be staged.
     pub(crate) operations: Vec<Operation>,
-    pub(crate) kv: HashMap<String, KvDocument>,
+    pub(crate) kv: BTreeMap<String, KvDocument>,
     pub(crate) intents: Vec<IntentDocument>,
     pub(crate) history_bytes: usize,
     pub(crate) consumed: Marks,
@@ -299,7 +299,7 @@ impl Planner<'_> {
         state: &TurnState,
         events: &[Event],
         ends: bool,
-    ) -> Result<HashMap<String, KvDocument>, StoreError> {
+    ) -> Result<BTreeMap<String, KvDocument>, StoreError> {
         let epoch = state.document.epoch;
         let mut after = state.kv.clone();
         let touched = self.write_values(&mut after, epoch, events);
@@ -319,9 +319,14 @@ impl Planner<'_> {
     }
 
     /// Applies what the events say of values; the keys that they touch.
-    fn write_values(&self, values: &mut HashMap<String, KvDocument>, epoch: u64, events: &[Event]) -> BTreeSet<String> {
+    fn write_values(
+        &self,
+        values: &mut BTreeMap<String, KvDocument>,
+        epoch: u64,
+        events: &[Event],
+    ) -> BTreeSet<String> {
         let mut touched = BTreeSet::new();
-        let mut write = |values: &mut HashMap<String, KvDocument>, key: &str, value: Option<String>, at: Millis| {
+        let mut write = |values: &mut BTreeMap<String, KvDocument>, key: &str, value: Option<String>, at: Millis| {
             let next = KvDocument::written(self.partition, key, values.get(key), value, at, epoch);
             values.insert(key.to_owned(), next);
             touched.insert(key.to_owned());

@@ -39,7 +39,7 @@ pub(crate) async fn stage(
 ) -> Result<Staged, StoreError> {
     let parts = split(operations);
     debug!(instance_id = handle.partition.instance_id(), parts = parts.len(), "staging a large turn");
-    let rolling = Rolling { key: Engine::new_token(), parts: parts.len(), next: 0 };
+    let rolling = Rolling { key: engine.new_token(), parts: parts.len(), next: 0 };
     for (number, part) in parts.into_iter().enumerate() {
         let staged = StagedDocument::new(handle.partition.clone(), &rolling.key, number, part);
         let note = Staging { key: rolling.key.clone(), parts: number + 1 };

@@ -109,7 +109,7 @@ async fn lock(
     now: Millis,
     deadline: Deadline,
 ) -> Result<Locked, StoreError> {
-    let token = Engine::new_token();
+    let token = engine.new_token();
     let until = now.saturating_add(millis(lock_timeout));
     document.lock = Some(Lock { token: token.clone(), until });
     document.due = until;

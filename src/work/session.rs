@@ -102,8 +102,9 @@ fn remember(engine: &Engine, session: &SessionDocument) {
 
 /// Gives back every session that a worker of this process has taken and still owns.
 pub(crate) async fn give_all_back(engine: &Engine, deadline: Deadline) -> Result<(), StoreError> {
-    let taken: Vec<(String, String)> =
+    let mut taken: Vec<(String, String)> =
         engine.sessions.iter().map(|entry| (entry.key().clone(), entry.value().0.clone())).collect();
+    taken.sort();
     debug!(sessions = taken.len(), "giving sessions back");
     stream::iter(taken)
         .map(|(session, owner)| async move { give_one_back(engine, &session, &owner, deadline).await })

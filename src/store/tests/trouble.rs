@@ -318,8 +318,8 @@ impl TokenCredential for Away {
         if self.is_away() {
             return Err(azure_core::Error::with_message(ErrorKind::Credential, "the identity service is away"));
         }
-        // It lives for no time, so that every request asks for one.
-        Ok(AccessToken::new("token", OffsetDateTime::now_utc()))
+        // It has expired, so that every request asks for one.
+        Ok(AccessToken::new("token", OffsetDateTime::UNIX_EPOCH))
     }
 }
 
