@@ -1,0 +1,272 @@
+//! What clients want done, and how it must end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use duroxide::providers::PruneOptions;
+use duroxide::runtime::OrchestrationStatus;
+use duroxide::{Client, ClientError, ErrorDetails};
+
+use crate::bank::{self, Business, Letter, Message};
+use crate::ledger::{Broken, Ledger};
+use crate::script::{self, Ending, Input, Parcel, Step, QUEUE, SCRIPT};
+use crate::story::{Story, ERRAND_DONE};
+use crate::worker::UNKNOWN;
+
+/// What a client does.
+#[derive(Clone, Debug)]
+pub enum Errand {
+    /// Runs a script to its end.
+    Run(Vec<Step>),
+    /// Starts a script that never ends, and cancels it.
+    Cancel {
+        /// It waits for what never comes in the end.
+        steps: Vec<Step>,
+        /// After how long it is cancelled.
+        after: Duration,
+    },
+    /// Runs a script to its end, deletes it, and runs another one of the same name.
+    DeleteAndRunAgain(Vec<Step>, Vec<Step>),
+    /// Starts a script, and deletes it by force while it may be running.
+    DeleteRunning {
+        /// It has no children.
+        steps: Vec<Step>,
+        /// After how long.
+        after: Duration,
+    },
+    /// Runs a script to its end and prunes its executions but the last.
+    Prune(Vec<Step>),
+    /// Starts what no worker knows.
+    Poison,
+    /// Moves money.
+    Bank(Business),
+}
+
+/// What must be there when all is over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It has ended like this, with this custom status.
+    Ended(Ending, Option<String>),
+    /// It was cancelled.
+    Cancelled,
+    /// It was given up as poison.
+    Poisoned,
+    /// It has ended with this output.
+    Balance(i64),
+    /// It is gone, with all its documents.
+    Gone,
+}
+
+impl Errand {
+    /// The instances that it leaves, and how each must have ended.
+    pub fn fates(&self, name: &str) -> Vec<(String, Fate)> {
+        match self {
+            Self::Run(steps) | Self::Prune(steps) => ended(name, steps),
+            Self::DeleteAndRunAgain(_, steps) => ended(name, steps),
+            Self::Cancel { .. } => vec![(name.to_owned(), Fate::Cancelled)],
+            Self::DeleteRunning { .. } => vec![(name.to_owned(), Fate::Gone)],
+            Self::Poison => vec![(name.to_owned(), Fate::Poisoned)],
+            Self::Bank(business) => {
+                let accounts = 0..business.accounts;
+                accounts.map(|n| (Business::instance(n), Fate::Balance(business.balance(n)))).collect()
+            }
+        }
+    }
+}
+
+fn ended(name: &str, steps: &[Step]) -> Vec<(String, Fate)> {
+    let fate = |steps: &[Step]| Fate::Ended(script::ending(steps), script::last_status(steps).map(ToOwned::to_owned));
+    let mut fates = vec![(name.to_owned(), fate(steps))];
+    fates.extend(script::detached(name, steps).into_iter().map(|(id, steps)| (id, fate(steps))));
+    fates
+}
+
+/// How long a client waits before it tries again.
+const PAUSE: Duration = Duration::from_millis(700);
+
+/// A client with its errands.
+#[derive(Clone)]
+pub struct Errands {
+    /// The client.
+    pub client: Arc<Client>,
+    /// What is told of it.
+    pub story: Arc<Story>,
+    /// Where broken promises go.
+    pub ledger: Arc<Ledger>,
+}
+
+impl Errands {
+    /// Does one errand, whatever it takes.
+    pub async fn run(&self, name: &str, errand: &Errand) {
+        match errand {
+            Errand::Run(steps) => self.script(name, steps).await,
+            Errand::Prune(steps) => {
+                self.script(name, steps).await;
+                let options = PruneOptions { keep_last: Some(1), ..PruneOptions::default() };
+                self.until_ok(name, "prune", || self.client.prune_executions(name, options.clone())).await;
+            }
+            Errand::DeleteAndRunAgain(first, second) => {
+                self.script(name, first).await;
+                self.delete(name, false).await;
+                self.script(name, second).await;
+            }
+            Errand::Cancel { steps, after } => {
+                self.start(name, SCRIPT, &Input::begin(steps)).await;
+                tokio::time::sleep(*after).await;
+                self.until_ok(name, "cancel", || self.client.cancel_instance(name, "enough")).await;
+                self.until_ended(name).await;
+            }
+            Errand::DeleteRunning { steps, after } => {
+                self.start(name, SCRIPT, &Input::begin(steps)).await;
+                self.until_begun(name).await;
+                tokio::time::sleep(*after).await;
+                self.delete(name, true).await;
+            }
+            Errand::Poison => {
+                self.start(name, UNKNOWN, "").await;
+                self.until_ended(name).await;
+            }
+            Errand::Bank(business) => self.bank(business).await,
+        }
+        self.story.tell("client", Some(name), ERRAND_DONE);
+    }
+
+    async fn script(&self, name: &str, steps: &[Step]) {
+        self.start(name, SCRIPT, &Input::begin(steps)).await;
+        let feeding = async {
+            for number in 0..script::parcels(steps) {
+                let parcel = || serde_json::to_string(&Parcel { number, nonce: nonce() }).expect("plain data");
+                self.until_ok(name, "enqueue", || self.client.enqueue_event(name, QUEUE, parcel())).await;
+            }
+        };
+        let events = script::events(steps);
+        let raising = async {
+            // An event that comes before somebody waits for it is lost: it is raised until the script has ended.
+            while !events.is_empty() {
+                for event in &events {
+                    let raised = self.client.raise_event(name, event, format!("{}", nonce())).await;
+                    self.story.tell("client", Some(name), format!("raises {event}: {raised:?}"));
+                }
+                tokio::time::sleep(PAUSE * 3).await;
+            }
+            std::future::pending::<()>().await;
+        };
+        let ending = async {
+            feeding.await;
+            self.until_ended(name).await;
+        };
+        tokio::select! {
+            biased;
+            () = ending => {}
+            () = raising => {}
+        }
+    }
+
+    async fn bank(&self, business: &Business) {
+        let accounts = || (0..business.accounts).map(Business::instance);
+        for account in accounts() {
+            self.start(&account, bank::ACCOUNT, &bank::Book::opening()).await;
+        }
+        for (number, transfer) in business.transfers.iter().enumerate() {
+            let to = Business::instance(transfer.to);
+            let message = Message::Transfer { number, to, amount: transfer.amount };
+            self.write(&Business::instance(transfer.from), &message).await;
+        }
+        for n in 0..business.accounts {
+            self.write(&Business::instance(n), &business.closing(n)).await;
+        }
+        for account in accounts() {
+            self.until_ended(&account).await;
+        }
+    }
+
+    async fn write(&self, account: &str, message: &Message) {
+        let letter = || {
+            let letter = Letter { nonce: nonce(), message: message.clone() };
+            serde_json::to_string(&letter).expect("plain data")
+        };
+        self.until_ok(account, "enqueue", || self.client.enqueue_event(account, QUEUE, letter())).await;
+    }
+
+    async fn start(&self, name: &str, orchestration: &str, input: &str) {
+        self.until_ok(name, "start", || self.client.start_orchestration(name, orchestration, input)).await;
+    }
+
+    async fn delete(&self, name: &str, force: bool) {
+        // What a request that was held for long has to say, it has said by then.
+        tokio::time::sleep(Duration::from_secs(15)).await;
+        self.ledger.will_be_deleted(name);
+        let deleted = || async {
+            match self.client.delete_instance(name, force).await {
+                // Somebody has been there before: this one, by a call whose answer did not come.
+                Err(ClientError::InstanceNotFound { .. }) => Ok(()),
+                Err(error) => Err(error),
+                Ok(_) => Ok(()),
+            }
+        };
+        self.until_ok(name, "delete", deleted).await;
+    }
+
+    async fn until_begun(&self, name: &str) {
+        while matches!(self.client.get_orchestration_status(name).await, Ok(OrchestrationStatus::NotFound) | Err(_)) {
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    async fn until_ended(&self, name: &str) {
+        loop {
+            let status = self.client.get_orchestration_status(name).await;
+            match status {
+                Ok(OrchestrationStatus::Completed { .. } | OrchestrationStatus::Failed { .. }) => return,
+                _ => tokio::time::sleep(PAUSE).await,
+            }
+        }
+    }
+
+    async fn until_ok<T, F>(&self, name: &str, what: &str, mut call: impl FnMut() -> F)
+    where
+        F: std::future::Future<Output = Result<T, ClientError>>,
+    {
+        loop {
+            match call().await {
+                Ok(_) => return self.story.tell("client", Some(name), format!("{what}: done")),
+                Err(error) => self.story.tell("client", Some(name), format!("{what}: {error}")),
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+}
+
+/// A number that nobody else draws.
+fn nonce() -> u64 {
+    fastrand::u64(..1 << 50)
+}
+
+impl Fate {
+    /// What is wrong with an instance of this fate whose status is this; nothing where all is well.
+    pub fn differs(&self, instance: &str, status: &OrchestrationStatus) -> Option<Broken> {
+        let as_it_must = match (self, status) {
+            (
+                Self::Ended(Ending::Output(wanted), about),
+                OrchestrationStatus::Completed { output, custom_status, .. },
+            ) => wanted == output && about == custom_status,
+            (Self::Ended(Ending::Failure, about), OrchestrationStatus::Failed { details, custom_status, .. }) => {
+                details.display_message().contains(script::TOLD_TO_FAIL) && about == custom_status
+            }
+            (Self::Balance(wanted), OrchestrationStatus::Completed { output, .. }) => *output == wanted.to_string(),
+            (Self::Cancelled, OrchestrationStatus::Failed { details, .. }) => {
+                matches!(details, ErrorDetails::Application { kind: duroxide::AppErrorKind::Cancelled { .. }, .. })
+            }
+            (Self::Poisoned, OrchestrationStatus::Failed { details, .. }) => {
+                matches!(details, ErrorDetails::Poison { .. })
+            }
+            (Self::Gone, OrchestrationStatus::NotFound) => true,
+            _ => false,
+        };
+        (!as_it_must).then(|| Broken {
+            invariant: "every orchestration ends as it must",
+            instance: instance.to_owned(),
+            detail: format!("wanted {self:?}, found {status:?}"),
+        })
+    }
+}

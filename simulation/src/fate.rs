@@ -1,0 +1,86 @@
+//! What befalls the hosts and the container of a world, and when.
+
+use std::time::Duration;
+
+use crate::dice::Dice;
+
+/// Something that happens at a certain time.
+#[derive(Clone, Debug)]
+pub struct Blow {
+    /// When.
+    pub at: Duration,
+    /// What.
+    pub what: What,
+}
+
+/// What can happen.
+#[derive(Clone, Debug)]
+pub enum What {
+    /// A worker is killed at the request that it makes so many requests later, and another one starts in its place.
+    Kill {
+        /// Which.
+        worker: usize,
+        /// How many requests it still makes.
+        requests: u64,
+        /// Whether that last request arrives.
+        arrives: bool,
+        /// After how long the next one starts.
+        away: Duration,
+    },
+    /// A worker is stopped and goes on later, as if nothing had been.
+    Stop {
+        /// Which.
+        worker: usize,
+        /// For how long.
+        pause: Duration,
+    },
+    /// A worker's clock is set.
+    Clock {
+        /// Which.
+        worker: usize,
+        /// By how many milliseconds it is off from then on.
+        skew: i64,
+    },
+    /// A worker is told to shut down, and another one starts in its place.
+    Leave {
+        /// Which.
+        worker: usize,
+        /// After how long the next one starts.
+        away: Duration,
+    },
+    /// A physical partition is split.
+    Split,
+}
+
+/// Draws what happens to `workers` workers within `time`.
+pub fn draw(dice: &mut Dice, workers: usize, time: Duration, worst_skew: i64, splits: bool) -> Vec<Blow> {
+    let mut blows = Vec::new();
+    let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    for _ in 0..dice.mostly_small(0..=12) {
+        let at = Duration::from_millis(dice.among(500..=millis));
+        let worker = usize::try_from(dice.among(0..=workers as u64 - 1)).unwrap_or(0);
+        let away = Duration::from_millis(dice.mostly_small(0..=20_000));
+        let what = match dice.among(0..=9) {
+            0..=4 => What::Kill { worker, requests: dice.mostly_small(0..=40), arrives: dice.one_in(2), away },
+            5 | 6 => What::Stop { worker, pause: Duration::from_millis(dice.among(500..=15_000)) },
+            7 if worst_skew > 0 => What::Clock { worker, skew: skew(dice, worst_skew) },
+            8 => What::Leave { worker, away },
+            9 if splits => What::Split,
+            _ => What::Kill { worker, requests: 0, arrives: false, away },
+        };
+        blows.push(Blow { at, what });
+    }
+    blows.sort_by_key(|blow| blow.at);
+    blows
+}
+
+/// By how much a clock is off.
+pub fn skew(dice: &mut Dice, worst: i64) -> i64 {
+    let worst = u64::try_from(worst).unwrap_or(0);
+    let off = i64::try_from(dice.mostly_small(0..=worst)).unwrap_or(0);
+    if dice.one_in(2) {
+        off
+    } else {
+        -off
+    }
+}

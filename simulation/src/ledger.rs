@@ -1,0 +1,277 @@
+//! What the provider has promised so far, to whom, and what it has done: any two entries that contradict each other are a
+//! broken invariant.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use duroxide::providers::{OrchestrationItem, WorkItem};
+
+use crate::seams;
+
+/// An invariant that does not hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Broken {
+    /// What must hold.
+    pub invariant: &'static str,
+    /// The instance.
+    pub instance: String,
+    /// What is the case instead.
+    pub detail: String,
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let detail: String = self.detail.chars().take(600).collect();
+        write!(f, "{}: {:?}: {detail}", self.invariant, self.instance)
+    }
+}
+
+/// Something of which there can be one holder.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Thing {
+    /// The turn of an instance.
+    Turn(String),
+    /// An activity: its instance, execution and number.
+    Activity(String, u64, u64),
+    /// A session.
+    Session(String),
+}
+
+impl Thing {
+    fn instance(&self) -> &str {
+        match self {
+            Self::Turn(instance) | Self::Activity(instance, ..) => instance,
+            Self::Session(session) => session,
+        }
+    }
+}
+
+/// Who holds it, and until when at least.
+#[derive(Clone, Debug)]
+struct Promise {
+    holder: String,
+    until: Duration,
+}
+
+/// The books.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    state: Mutex<State>,
+    /// By how much two clocks of the world may differ: a lock may look expired by that much too early.
+    clocks_differ_by: Duration,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    promises: BTreeMap<Thing, Promise>,
+    /// How often each message and activity was handed out and that counted.
+    handed: BTreeMap<String, u32>,
+    /// How often the wire has seen each instance or activity claimed.
+    claimed: BTreeMap<(String, String), u32>,
+    /// Until when each lock that was seen on the wire lasts, by its holder's clock: by token, or a session's owner.
+    locks: BTreeMap<String, u64>,
+    consumed: BTreeMap<String, String>,
+    /// Instances whose names may be used by another one after them.
+    reused: BTreeSet<String>,
+    broken: Vec<Broken>,
+}
+
+impl Ledger {
+    /// The books of a world whose clocks may differ by so much.
+    pub fn new(clocks_differ_by: Duration) -> Self {
+        Self { state: Mutex::default(), clocks_differ_by }
+    }
+
+    /// The first invariant that did not hold.
+    pub fn broken(&self) -> Option<Broken> {
+        self.with(|state| state.broken.first().cloned())
+    }
+
+    /// Something does not hold.
+    pub fn report(&self, broken: Broken) {
+        self.with(|state| state.broken.push(broken));
+    }
+
+    /// This instance is going to be deleted: whoever comes with its name later is another one.
+    pub fn will_be_deleted(&self, instance: &str) {
+        self.with(|state| {
+            state.reused.insert(instance.to_owned());
+        });
+    }
+
+    /// `thing` was handed to `holder`, who has it as `token`.
+    pub fn promised(&self, thing: Thing, holder: &str, token: &str) {
+        let now = seams::now();
+        self.with(|state| {
+            if state.reused.contains(thing.instance()) {
+                return;
+            }
+            let until = state.locks.get(&lock_of(thing.instance(), token)).copied();
+            let until = until.map_or(Duration::ZERO, seams::since_beginning_by_host);
+            if let Some(other) = state.promises.get(&thing) {
+                if other.holder != holder && other.until > now + self.clocks_differ_by {
+                    let detail = format!(
+                        "{thing:?} was handed to {holder} although {} has it until {:.3}s",
+                        other.holder,
+                        other.until.as_secs_f64()
+                    );
+                    let instance = thing.instance().to_owned();
+                    state.broken.push(Broken { invariant: "one holder at a time", instance, detail });
+                }
+            }
+            state.promises.insert(thing, Promise { holder: holder.to_owned(), until });
+        });
+    }
+
+    /// What `holder` has is locked for longer.
+    pub fn prolonged(&self, holder: &str, asked: Duration, lock: Duration) {
+        self.with(|state| {
+            for promise in state.promises.values_mut().filter(|promise| promise.holder == holder) {
+                promise.until = promise.until.max(asked + lock);
+            }
+        });
+    }
+
+    /// `holder` is about to give back what it has, one way or the other.
+    pub fn ended(&self, holder: &str) {
+        self.with(|state| state.promises.retain(|_, promise| promise.holder != holder));
+    }
+
+    /// The wire has seen that `document` of `instance` was locked with `token` until then, by the clock of whoever did it.
+    pub fn claimed(&self, instance: &str, document: &str, token: &str, until: u64) {
+        self.with(|state| {
+            if state.locks.insert(lock_of(instance, token), until).is_none() {
+                *state.claimed.entry((instance.to_owned(), document.to_owned())).or_default() += 1;
+            }
+        });
+    }
+
+    /// A turn was handed out, for the `attempt`th time as the provider says.
+    pub fn handed_turn(&self, item: &OrchestrationItem, attempt: u32) {
+        let keys: Vec<String> = item.messages.iter().map(|message| key(&item.instance, message)).collect();
+        self.handed(&item.instance, "instance", &keys, attempt);
+        for message in &item.messages {
+            if let WorkItem::TimerFired { fire_at_ms, .. } = message {
+                self.must_be_due(&item.instance, *fire_at_ms);
+            }
+        }
+    }
+
+    fn must_be_due(&self, instance: &str, fire_at: u64) {
+        let allowance = u64::try_from(self.clocks_differ_by.as_millis()).unwrap_or(u64::MAX);
+        let now = seams::wall_millis();
+        if now + allowance + 1 < fire_at {
+            let detail = format!("a timer came {} ms early", fire_at - now);
+            self.report(Broken { invariant: "timers don't come early", instance: instance.to_owned(), detail });
+        }
+    }
+
+    /// An activity was handed out, for the `attempt`th time as the provider says.
+    pub fn handed_activity(&self, item: &WorkItem, attempt: u32) {
+        if let WorkItem::ActivityExecute { instance, execution_id, id, .. } = item {
+            let document = format!("w:{execution_id}:{id}");
+            self.handed(instance, &document, &[format!("{instance}/{document}")], attempt);
+        }
+    }
+
+    fn handed(&self, instance: &str, document: &str, keys: &[String], attempt: u32) {
+        self.with(|state| {
+            if state.reused.contains(instance) {
+                return;
+            }
+            let mut most = 0;
+            for key in keys {
+                let times = state.handed.entry(key.clone()).or_default();
+                *times += 1;
+                most = most.max(*times);
+            }
+            let claims = state.claimed.get(&(instance.to_owned(), document.to_owned())).copied().unwrap_or(0);
+            if attempt < most || attempt > claims {
+                let detail =
+                    format!("{document}: attempt {attempt}, but handed out {most} times and claimed {claims} times");
+                let instance = instance.to_owned();
+                state.broken.push(Broken { invariant: "attempts are what really happened", instance, detail });
+            }
+        });
+    }
+
+    /// What was handed out does not count.
+    pub fn uncounted_turn(&self, item: &OrchestrationItem) {
+        let keys: Vec<String> = item.messages.iter().map(|message| key(&item.instance, message)).collect();
+        self.uncounted(&keys);
+    }
+
+    /// What was handed out does not count.
+    pub fn uncounted_activity(&self, item: &WorkItem) {
+        if let WorkItem::ActivityExecute { instance, execution_id, id, .. } = item {
+            self.uncounted(&[format!("{instance}/w:{execution_id}:{id}")]);
+        }
+    }
+
+    fn uncounted(&self, keys: &[String]) {
+        self.with(|state| {
+            for key in keys {
+                if let Some(times) = state.handed.get_mut(key) {
+                    *times = times.saturating_sub(1);
+                }
+            }
+        });
+    }
+
+    /// A turn was committed.
+    pub fn committed(&self, item: &OrchestrationItem, token: &str) {
+        self.with(|state| {
+            for message in &item.messages {
+                let key = key(&item.instance, message);
+                state.handed.remove(&key);
+                if !comes_once(message) || state.reused.contains(&item.instance) {
+                    continue;
+                }
+                if let Some(before) = state.consumed.insert(key.clone(), token.to_owned()) {
+                    let detail = format!("{key} was consumed by the turns {before} and {token}");
+                    let instance = item.instance.clone();
+                    state.broken.push(Broken { invariant: "a message is consumed once", instance, detail });
+                }
+            }
+        });
+    }
+
+    fn with<R>(&self, use_it: impl FnOnce(&mut State) -> R) -> R {
+        use_it(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+fn lock_of(instance: &str, token: &str) -> String {
+    format!("{instance}/{token}")
+}
+
+/// Whether no two messages of this content are ever sent. Clients start and cancel until they are told that it worked.
+fn comes_once(message: &WorkItem) -> bool {
+    match message {
+        WorkItem::StartOrchestration { parent_instance, .. } => parent_instance.is_some(),
+        WorkItem::CancelInstance { .. } | WorkItem::ContinueAsNew { .. } => false,
+        _ => true,
+    }
+}
+
+/// What tells a message from others: its content without what is large.
+fn key(instance: &str, message: &WorkItem) -> String {
+    let what = match message {
+        WorkItem::StartOrchestration { parent_instance, parent_id, execution_id, .. } => {
+            format!("start {execution_id} of {parent_instance:?} {parent_id:?}")
+        }
+        WorkItem::ActivityCompleted { execution_id, id, .. } | WorkItem::ActivityFailed { execution_id, id, .. } => {
+            format!("end of activity {execution_id}/{id}")
+        }
+        WorkItem::TimerFired { execution_id, id, .. } => format!("timer {execution_id}/{id}"),
+        WorkItem::SubOrchCompleted { parent_execution_id, parent_id, .. }
+        | WorkItem::SubOrchFailed { parent_execution_id, parent_id, .. } => {
+            format!("end of child {parent_execution_id}/{parent_id}")
+        }
+        WorkItem::ExternalRaised { name, data, .. } => format!("event {name} {data}"),
+        other => format!("{other:?}"),
+    };
+    format!("{instance}: {what}")
+}

@@ -1,0 +1,23 @@
+//! Seeded worlds in which duroxide-cosmos meets whatever can go wrong, and an auditor who looks at what is left.
+//!
+//! A *world* ([`world`]) is drawn from a number. It has an account in memory, workers that are whole duroxide runtimes, each
+//! in a [`host`] of its own, and clients that want things done ([`errand`]). Time is virtual, [`weather`] and fate (kills,
+//! stops, clocks that are off, splits) are drawn too, and so the same number is the same [`story`], request by request. While
+//! it goes on, a [`witness`] between each runtime and its provider checks every promise that the provider makes; when it is
+//! over, the [`audit`] checks histories and documents.
+#![warn(missing_docs)]
+
+pub mod audit;
+pub mod bank;
+pub mod dice;
+pub mod errand;
+pub mod fate;
+pub mod host;
+pub mod ledger;
+pub mod script;
+pub mod seams;
+pub mod story;
+pub mod weather;
+pub mod witness;
+pub mod worker;
+pub mod world;

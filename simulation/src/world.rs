@@ -1,0 +1,677 @@
+//! A world: drawn from its number, played until everybody has what they wanted, and audited.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use duroxide::Client;
+use duroxide_cosmos::{Clock, CosmosDBProvider, CosmosDBProviderConfig, Randomness};
+use duroxide_cosmos_emulator::{
+    Gate, LocalAccount, ReplicationConfig, RequestKind, WireAction, WireAnswer, WireRequest, WireRule,
+};
+use serde_json::Value;
+use tokio::sync::oneshot;
+
+use crate::audit::{self, Inventory};
+use crate::bank::Business;
+use crate::dice::Dice;
+use crate::errand::{Errand, Errands, Fate};
+use crate::fate::{self, Blow, What};
+use crate::host::Host;
+use crate::ledger::{Broken, Ledger};
+use crate::script::{Author, Step, NEVER, TAGS};
+use crate::seams;
+use crate::story::Story;
+use crate::weather::{self, Climate, Front, Trouble, Weather};
+use crate::witness::Witness;
+use crate::worker::{self, Setup};
+
+/// What is drawn of a world before it begins.
+#[derive(Debug)]
+pub struct Plan {
+    seed: u64,
+    partitions: u32,
+    lag: Option<Duration>,
+    workers: Vec<Setup>,
+    skews: Vec<i64>,
+    worst_skew: i64,
+    climate: Climate,
+    blows: Vec<Blow>,
+    errands: Vec<(String, Duration, Errand)>,
+    /// Callers drop one call in so many.
+    drops: u32,
+    /// How long something bad can happen.
+    rough: Duration,
+    reconciler: Duration,
+}
+
+impl Plan {
+    /// Draws the world of this number.
+    pub fn draw(seed: u64) -> Self {
+        let dice = &mut Dice::new(seed);
+        let worker_count = usize::try_from(dice.among(1..=5)).unwrap_or(1);
+        let rough = Duration::from_secs(dice.among(20..=60));
+        let worst_skew = if dice.one_in(3) { 10_000 } else { 0 };
+        let partitions = *dice.pick(&[1, 1, 2, 3, 4, 8]);
+        let setup = setup(dice);
+        let workers: Vec<Setup> = (0..worker_count).map(|n| worker_setup(dice, &setup, n)).collect();
+        let skews = workers.iter().map(|_| fate::skew(dice, worst_skew)).collect();
+        let climate = climate(dice, worker_count, rough);
+        let blows = if dice.one_in(5) { Vec::new() } else { fate::draw(dice, worker_count, rough, worst_skew, true) };
+        Self {
+            seed,
+            partitions,
+            lag: dice.one_in(5).then(|| Duration::from_millis(dice.among(20..=2_000))),
+            workers,
+            skews,
+            worst_skew,
+            climate,
+            blows,
+            errands: errands(dice, rough),
+            drops: *dice.pick(&[0, 0, 40, 150]),
+            rough,
+            reconciler: Duration::from_millis(*dice.pick(&[500, 2_000])),
+        }
+    }
+
+    /// What kind of world it is, in a few words.
+    pub fn summary(&self) -> String {
+        format!(
+            "{} workers, {} partitions{}{}, {} errands, {} blows, {}‰ trouble",
+            self.workers.len(),
+            self.partitions,
+            if self.lag.is_some() { ", 2 regions" } else { "" },
+            if self.worst_skew > 0 { ", clocks off" } else { "" },
+            self.errands.len(),
+            self.blows.len(),
+            self.climate.per_mille,
+        )
+    }
+}
+
+fn setup(dice: &mut Dice) -> Setup {
+    let lock = |dice: &mut Dice| Duration::from_millis(dice.among(1_000..=5_000));
+    Setup {
+        turns: 2,
+        activities: 2,
+        tags: Vec::new(),
+        turn_lock: lock(dice),
+        activity_lock: lock(dice),
+        session_lock: lock(dice),
+        long_poll: Duration::from_millis(*dice.pick(&[500, 5_000, 30_000])),
+        max_attempts: 40,
+    }
+}
+
+/// The first worker serves every tag, so that somebody does.
+fn worker_setup(dice: &mut Dice, common: &Setup, n: usize) -> Setup {
+    let mut tags: Vec<String> = TAGS.iter().map(|tag| (*tag).to_owned()).collect();
+    if n > 0 {
+        tags.retain(|_| dice.one_in(2));
+    }
+    let some = |dice: &mut Dice| usize::try_from(dice.among(1..=4)).unwrap_or(1);
+    Setup { turns: some(dice), activities: some(dice), tags, ..common.clone() }
+}
+
+fn climate(dice: &mut Dice, workers: usize, rough: Duration) -> Climate {
+    let millis = u64::try_from(rough.as_millis()).unwrap_or(u64::MAX);
+    let fronts = (0..dice.mostly_small(0..=4)).map(|_| {
+        let from = dice.among(500..=millis);
+        let all = [
+            Trouble::Throttling,
+            Trouble::Throttling,
+            Trouble::Unreachable,
+            Trouble::Silent,
+            Trouble::Slow,
+            Trouble::Unavailable,
+        ];
+        Front {
+            from: Duration::from_millis(from),
+            until: Duration::from_millis(from + dice.mostly_small(200..=15_000)),
+            client: dice
+                .one_in(2)
+                .then(|| worker_name(usize::try_from(dice.among(0..=workers as u64 - 1)).unwrap_or(0))),
+            what: *dice.pick(&all),
+        }
+    });
+    let fronts = fronts.collect();
+    Climate {
+        latency: dice.among(4..=30),
+        per_mille: *dice.pick(&[0, 5, 20, 20, 60, 120]),
+        longest_delay: *dice.pick(&[400, 2_000, 6_000]),
+        fronts,
+    }
+}
+
+fn errands(dice: &mut Dice, rough: Duration) -> Vec<(String, Duration, Errand)> {
+    let millis = u64::try_from(rough.as_millis()).unwrap_or(u64::MAX);
+    let heavy = dice.one_in(6);
+    let widest = *dice.pick(&[5, 20, 20, 60, 60, 400]);
+    let sessions = usize::try_from(dice.among(1..=3)).unwrap_or(1);
+    let count = dice.among(2..=10);
+    let mut errands = Vec::new();
+    for n in 0..count {
+        let at = Duration::from_millis(dice.mostly_small(0..=millis));
+        let after = Duration::from_millis(dice.mostly_small(0..=15_000));
+        let mut author = Author::new(dice, sessions, widest, heavy);
+        let mut steps = author.script();
+        let mut more = author.script();
+        let errand = match dice.among(0..=11) {
+            0 => {
+                steps.retain(|step| *step != Step::Fail);
+                steps.push(Step::Event { name: NEVER.to_owned() });
+                Errand::Cancel { steps: alone(steps, true), after }
+            }
+            1 => {
+                more.retain(|step| !matches!(step, Step::Detached(_)));
+                steps.retain(|step| !matches!(step, Step::Detached(_)));
+                Errand::DeleteAndRunAgain(steps, more)
+            }
+            2 => Errand::DeleteRunning { steps: alone(steps, false), after },
+            3 => Errand::Prune(steps),
+            4 => Errand::Poison,
+            _ => Errand::Run(steps),
+        };
+        errands.push((format!("o{n}"), at, errand));
+    }
+    if dice.one_in(2) {
+        let accounts = usize::try_from(dice.among(2..=4)).unwrap_or(2);
+        let transfers = usize::try_from(dice.among(3..=24)).unwrap_or(3);
+        errands.push(("bank".to_owned(), Duration::ZERO, Errand::Bank(Business::draw(dice, accounts, transfers))));
+    }
+    errands
+}
+
+/// Without what goes on by itself, and with nothing from outside; `children` stay if they are wanted.
+fn alone(mut steps: Vec<Step>, children: bool) -> Vec<Step> {
+    steps.retain(|step| match step {
+        Step::Detached(_) | Step::Queue { .. } => false,
+        Step::Event { name } => name == NEVER,
+        Step::Children(_) => children,
+        _ => true,
+    });
+    steps
+}
+
+/// How the hosts are called on the wire; a number behind it tells their lives.
+fn worker_name(worker: usize) -> String {
+    format!("w{worker}")
+}
+
+/// What became of a world.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The invariant that did not hold, if one did not.
+    pub broken: Option<Broken>,
+    /// The world's time at its end.
+    pub lasted: Duration,
+    /// Requests on the wire.
+    pub requests: u64,
+    /// What happened.
+    pub story: Arc<Story>,
+}
+
+/// Plays the world of this plan, on this thread, which must play no other.
+pub fn play(plan: Plan) -> Outcome {
+    seams::enter(plan.seed);
+    let mut world = World::begin(plan);
+    let broken = world.play().err();
+    Outcome { broken, lasted: world.now, requests: world.account.stats().total().requests, story: world.story.clone() }
+}
+
+/// A worker's place: lives in it come and go.
+struct Place {
+    host: Option<Host>,
+    life: u32,
+    skew: i64,
+    back_at: Option<Duration>,
+    /// To tell the runtime in it to shut down, and to hear that it has.
+    leave: Option<oneshot::Sender<()>>,
+    left: Arc<AtomicBool>,
+}
+
+/// How a worker dies.
+#[derive(Debug)]
+struct Doom {
+    /// How many requests it still makes.
+    requests: u64,
+    /// Whether the last one arrives.
+    arrives: bool,
+    /// How long its place is empty.
+    away: Duration,
+}
+
+/// A worker that dies at its next requests.
+#[derive(Debug, Default)]
+struct Doomed {
+    /// By the names of their clients.
+    clients: BTreeMap<String, Doom>,
+    /// Those that have made their last request, and for how long their places are empty.
+    dead: Vec<(String, Duration)>,
+}
+
+struct World {
+    plan: Plan,
+    now: Duration,
+    dice: Dice,
+    account: LocalAccount,
+    network: Host,
+    clients: Host,
+    places: Vec<Place>,
+    blows: VecDeque<Blow>,
+    weather: Arc<Weather>,
+    doomed: Arc<Mutex<Doomed>>,
+    story: Arc<Story>,
+    ledger: Arc<Ledger>,
+    done: Arc<AtomicUsize>,
+}
+
+/// Time goes in steps of this length: what happens in different hosts within one is in no order.
+const STEP: Duration = Duration::from_millis(2);
+/// How long an errand may take once nothing bad happens any more.
+const PATIENCE: Duration = Duration::from_secs(900);
+
+impl Place {
+    /// The name of its present life on the wire.
+    fn client(&self, worker: usize) -> String {
+        format!("{}#{}", worker_name(worker), self.life)
+    }
+}
+
+impl World {
+    fn begin(plan: Plan) -> Self {
+        let mut dice = Dice::new(plan.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let story = Arc::new(Story::default());
+        let differ = Duration::from_millis(u64::try_from(plan.worst_skew * 2).unwrap_or(0));
+        let ledger = Arc::new(Ledger::new(differ));
+        let network = Host::new();
+        let mut builder = LocalAccount::builder().with_partitions(plan.partitions);
+        if let Some(lag) = plan.lag {
+            builder = builder.with_regions(&["East US", "West US"]).with_replication(ReplicationConfig::fixed(lag));
+        }
+        let account = builder.build();
+        account.wire().carried_by(network.handle().clone());
+        let weather = Arc::new(Weather::new(plan.climate.clone(), dice.fork(), story.clone()));
+        let doomed: Arc<Mutex<Doomed>> = Arc::default();
+        let (sky, fate) = (weather.clone(), doomed.clone());
+        let rule = WireRule::choosing(move |request| last_request(&fate, request).or_else(|| sky.meets(request)));
+        account.wire().add(rule);
+        let (told, seen) = (story.clone(), ledger.clone());
+        account.wire().observe(move |request, answer| observe(&told, &seen, request, answer));
+        let places = plan.skews.iter().map(|skew| Place {
+            host: None,
+            life: 0,
+            skew: *skew,
+            back_at: Some(Duration::ZERO),
+            leave: None,
+            left: Arc::default(),
+        });
+        let places = places.collect();
+        let blows = plan.blows.iter().cloned().collect();
+        story.tell("world", None, plan.summary());
+        let clients = Host::new();
+        let now = Duration::ZERO;
+        let done = Arc::default();
+        Self { plan, now, dice, account, network, clients, places, blows, weather, doomed, story, ledger, done }
+    }
+
+    fn play(&mut self) -> Result<(), Broken> {
+        self.send_clients();
+        let errands = self.plan.errands.len();
+        while self.now < self.plan.rough {
+            self.step()?;
+        }
+        self.story.tell("world", None, "nothing bad happens any more");
+        self.weather.calm_down();
+        self.blows.clear();
+        self.doom().clients.clear();
+        for place in &mut self.places {
+            place.back_at = place.back_at.or(place.left.load(Ordering::Relaxed).then_some(self.now));
+        }
+        let patience = self.now + PATIENCE;
+        while self.done.load(Ordering::Relaxed) < errands {
+            self.step()?;
+            if self.now > patience {
+                return Err(self.stuck());
+            }
+        }
+        self.until_nothing_is_left()?;
+        self.shut_down()?;
+        self.audit(true)
+    }
+
+    /// One step of time for everybody, in an order of its own.
+    fn step(&mut self) -> Result<(), Broken> {
+        self.now += STEP;
+        seams::set_now(self.now);
+        self.strike();
+        self.network.run_until(self.now);
+        self.clients.run_until(self.now);
+        let mut order: Vec<usize> = (0..self.places.len()).collect();
+        self.dice.shuffle(&mut order);
+        for n in order {
+            if let Some(host) = &mut self.places[n].host {
+                host.run_until(self.now);
+            }
+        }
+        self.bury();
+        self.ledger.broken().map_or(Ok(()), Err)
+    }
+
+    /// Whatever is due to happen happens.
+    fn strike(&mut self) {
+        while self.blows.front().is_some_and(|blow| blow.at <= self.now) {
+            let Some(blow) = self.blows.pop_front() else { return };
+            self.suffer(blow.what);
+        }
+        for n in 0..self.places.len() {
+            if self.places[n].back_at.is_some_and(|at| at <= self.now) {
+                self.start(n);
+            }
+        }
+    }
+
+    fn suffer(&mut self, what: What) {
+        self.story.tell("fate", None, format!("{what:?}"));
+        match what {
+            What::Kill { worker, requests, arrives, away } => {
+                let client = self.places[worker].client(worker);
+                let mut doomed = self.doom();
+                if requests == 0 {
+                    doomed.dead.push((client, away));
+                } else {
+                    doomed.clients.insert(client, Doom { requests, arrives, away });
+                }
+            }
+            What::Stop { worker, pause } => {
+                let until = self.now + pause;
+                if let Some(host) = &mut self.places[worker].host {
+                    host.stop_until(until);
+                }
+            }
+            What::Clock { worker, skew } => {
+                let place = &mut self.places[worker];
+                place.skew = skew;
+                if let Some(host) = &mut place.host {
+                    host.set_skew(skew);
+                }
+            }
+            What::Leave { worker, away } => {
+                let place = &mut self.places[worker];
+                if let Some(leave) = place.leave.take() {
+                    let _ = leave.send(());
+                    // Killed if it has not left by then.
+                    place.back_at = Some(self.now + away + Duration::from_secs(5));
+                }
+            }
+            What::Split => {
+                let account = self.account.clone();
+                let partitions = account.partitions("duroxide", "duroxide");
+                if !partitions.is_empty() && partitions.len() < 12 {
+                    let partition = *self.dice.pick(&partitions);
+                    self.network.handle().spawn(async move { account.split("duroxide", "duroxide", partition).await });
+                }
+            }
+        }
+    }
+
+    /// Workers that have made their last request are no more.
+    fn bury(&mut self) {
+        let dead = std::mem::take(&mut self.doom().dead);
+        for (client, away) in dead {
+            let places = self.places.iter_mut().enumerate();
+            for (_, place) in places.filter(|(n, place)| place.host.is_some() && place.client(*n) == client) {
+                self.story.tell("fate", None, format!("{client} is killed"));
+                place.host = None;
+                place.back_at.get_or_insert(self.now + away);
+            }
+        }
+    }
+
+    fn doom(&self) -> std::sync::MutexGuard<'_, Doomed> {
+        self.doomed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn config(&mut self) -> CosmosDBProviderConfig {
+        CosmosDBProviderConfig::default()
+            .with_create_if_missing(true)
+            .with_reconciler_interval(self.plan.reconciler)
+            .with_reconciler_age_threshold(self.plan.reconciler)
+            .with_clock(Clock::from_fn(seams::host_millis))
+            .with_randomness(Randomness::seeded(self.dice.among(0..=u64::MAX)))
+    }
+
+    /// Another life begins in a worker's place.
+    fn start(&mut self, n: usize) {
+        let config = self.config();
+        let dice = self.dice.fork();
+        let place = &mut self.places[n];
+        place.life += 1;
+        place.back_at = None;
+        let name = place.client(n);
+        let mut host = Host::new();
+        host.set_skew(place.skew);
+        self.story.tell("fate", None, format!("{name} starts, its clock off by {} ms", place.skew));
+        let (leave, told_to_leave) = oneshot::channel();
+        place.leave = Some(leave);
+        let (account, setup) = (self.account.clone(), self.plan.workers[n].clone());
+        let (ledger, story, drops) = (self.ledger.clone(), self.story.clone(), self.plan.drops);
+        let left = place.left.clone();
+        left.store(false, Ordering::Relaxed);
+        host.handle().spawn(async move {
+            let provider = Arc::new(worker::open(&account, &name, &config).await);
+            let witness = Arc::new(Witness::new(provider.clone(), &name, ledger, story.clone(), drops, dice));
+            let runtime = worker::start(witness.clone(), &name, &setup).await;
+            if told_to_leave.await.is_ok() {
+                story.tell(&name, None, "leaves");
+                runtime.shutdown(None).await;
+                witness.leaves();
+                provider.shutdown_within(Duration::from_secs(20)).await;
+                story.tell(&name, None, "has left");
+                left.store(true, Ordering::Relaxed);
+            } else {
+                std::future::pending::<()>().await;
+            }
+        });
+        place.host = Some(host);
+    }
+
+    fn send_clients(&mut self) {
+        let config = self.config();
+        let account = self.account.clone();
+        let (story, ledger, done) = (self.story.clone(), self.ledger.clone(), self.done.clone());
+        let errands = self.plan.errands.clone();
+        self.clients.handle().spawn(async move {
+            let provider = Arc::new(worker::open(&account, "client", &config).await);
+            let client = Arc::new(Client::new(provider));
+            let runner = Errands { client, story, ledger };
+            for (name, at, errand) in errands {
+                let (runner, done) = (runner.clone(), done.clone());
+                tokio::spawn(async move {
+                    tokio::time::sleep(at).await;
+                    runner.run(&name, &errand).await;
+                    done.fetch_add(1, Ordering::Relaxed);
+                });
+            }
+        });
+    }
+
+    fn stuck(&mut self) -> Broken {
+        let broken = self.audit(false).err();
+        let detail = match broken {
+            Some(broken) => format!("clients still wait; {broken}"),
+            None => "clients still wait".to_owned(),
+        };
+        let finished: BTreeSet<String> = self.story.done();
+        let waiting = self.plan.errands.iter().map(|(name, ..)| name).find(|name| !finished.contains(*name));
+        let instance = waiting.cloned().unwrap_or_default();
+        Broken { invariant: "every orchestration ends", instance, detail }
+    }
+
+    /// Workers end what they have begun, and then nothing is left.
+    fn until_nothing_is_left(&mut self) -> Result<(), Broken> {
+        let patience = self.now + Duration::from_secs(120);
+        loop {
+            let soon = self.now + Duration::from_secs(3);
+            while self.now < soon {
+                self.step()?;
+            }
+            let left = self.inventory()?.passing();
+            match left.into_iter().next() {
+                None => return Ok(()),
+                Some(broken) if self.now > patience => return Err(broken),
+                Some(_) => {}
+            }
+        }
+    }
+
+    fn shut_down(&mut self) -> Result<(), Broken> {
+        for place in &mut self.places {
+            place.back_at = None;
+            if let Some(leave) = place.leave.take() {
+                let _ = leave.send(());
+            }
+        }
+        let patience = self.now + Duration::from_secs(60);
+        let all_left =
+            |world: &Self| world.places.iter().all(|place| place.host.is_none() || place.left.load(Ordering::Relaxed));
+        while !all_left(self) {
+            self.step()?;
+            if self.now > patience {
+                let (instance, detail) = (String::new(), "a worker does not".to_owned());
+                return Err(Broken { invariant: "workers shut down when they are told to", instance, detail });
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs something in a host of its own, while the world goes on.
+    fn aside<T: Send + 'static>(
+        &mut self,
+        task: impl std::future::Future<Output = T> + Send + 'static,
+    ) -> Result<T, Broken> {
+        let mut host = Host::new();
+        let (send, mut receive) = oneshot::channel();
+        host.handle().spawn(async move { send.send(task.await) });
+        loop {
+            self.step()?;
+            host.run_until(self.now);
+            if let Ok(found) = receive.try_recv() {
+                return Ok(found);
+            }
+        }
+    }
+
+    fn inventory(&mut self) -> Result<Inventory, Broken> {
+        let account = self.account.clone();
+        let taken = self.aside(async move {
+            let client = account.client_named("auditor").await;
+            let container = client.database_client("duroxide").container_client("duroxide", None).await?;
+            Inventory::take(&container).await
+        })?;
+        taken.map_err(|error| Broken {
+            invariant: "the container can be read",
+            instance: String::new(),
+            detail: error.to_string(),
+        })
+    }
+
+    fn audit(&mut self, ended: bool) -> Result<(), Broken> {
+        let config = self.config();
+        let account = self.account.clone();
+        let inventory = self.inventory()?;
+        let fates: BTreeMap<String, Fate> =
+            self.plan.errands.iter().flat_map(|(name, _, errand)| errand.fates(name)).collect();
+        let pruned = self.plan.errands.iter().filter(|(_, _, errand)| matches!(errand, Errand::Prune(_)));
+        let pruned: BTreeSet<String> = pruned.map(|(name, ..)| name.clone()).collect();
+        let faults = inventory.faults(&fates, &pruned, ended);
+        if let Some(broken) = faults.into_iter().next() {
+            return Err(broken);
+        }
+        if !ended {
+            return Ok(());
+        }
+        let broken = self.aside(async move {
+            let provider: Arc<CosmosDBProvider> = Arc::new(worker::open(&account, "auditor", &config).await);
+            let client = Client::new(provider.clone());
+            let mut broken = audit::endings(&client, &fates).await;
+            broken.extend(audit::counters(&provider, &inventory).await);
+            provider.shutdown_within(Duration::from_secs(20)).await;
+            broken
+        })?;
+        broken.into_iter().next().map_or(Ok(()), Err)
+    }
+}
+
+/// Whether a request is the last that its sender makes, and what then happens to it.
+fn last_request(doomed: &Mutex<Doomed>, request: &WireRequest<'_>) -> Option<WireAction> {
+    let client = request.client?;
+    let mut doomed = doomed.lock().unwrap_or_else(PoisonError::into_inner);
+    let doom = doomed.clients.get_mut(client)?;
+    doom.requests -= 1;
+    if doom.requests > 0 {
+        return None;
+    }
+    let Doom { arrives, away, .. } = doomed.clients.remove(client)?;
+    doomed.dead.push((client.to_owned(), away));
+    // Nobody is there any more who could hear the answer.
+    Some(if arrives { WireAction::LoseAnswer } else { WireAction::HoldBefore(Gate::new()) })
+}
+
+fn observe(story: &Story, ledger: &Ledger, request: &WireRequest<'_>, answer: &WireAnswer<'_>) {
+    let partition = weather::partition(request);
+    let detail = describe(request);
+    story.tell(
+        request.client.unwrap_or("?"),
+        partition.as_deref(),
+        format!("#{} {} {detail}-> {} ({} bytes)", request.sequence, request.kind, answer.status, answer.body.len()),
+    );
+    if !(200..=201).contains(&answer.status) {
+        return;
+    }
+    let Some(body) = request.json() else { return };
+    match request.kind {
+        RequestKind::Batch => {
+            let bodies = body.as_array().into_iter().flatten().filter_map(|operation| operation.get("resourceBody"));
+            bodies.for_each(|document| note_lock(ledger, document));
+        }
+        RequestKind::Create | RequestKind::Replace | RequestKind::Upsert => note_lock(ledger, &body),
+        _ => {}
+    }
+}
+
+/// What the documents in a request are.
+fn describe(request: &WireRequest<'_>) -> String {
+    if request.kind == RequestKind::Batch {
+        let operations = request.json().unwrap_or_default();
+        let operation = |operation: &Value| {
+            let id = operation["id"].as_str().or_else(|| operation["resourceBody"]["id"].as_str()).unwrap_or("?");
+            format!("{} {id}", operation["operationType"].as_str().unwrap_or("?"))
+        };
+        let mut told: Vec<String> = operations.as_array().into_iter().flatten().map(operation).collect();
+        let more = told.len().saturating_sub(12);
+        told.truncate(12);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        return format!("[{}{more}] ", told.join(", "));
+    }
+    request.document_id.map(|id| format!("{id} ")).unwrap_or_default()
+}
+
+/// Notes who holds what, from a document that was written.
+fn note_lock(ledger: &Ledger, document: &Value) {
+    let text = |property: &str| document[property].as_str().unwrap_or("");
+    match text("type") {
+        "instance" | "work" => {
+            let lock = &document["lock"];
+            if let (Some(token), Some(until)) = (lock["token"].as_str(), lock["until"].as_u64()) {
+                ledger.claimed(text("instanceId"), text("id"), token, until);
+            }
+        }
+        "session" => {
+            let until = document["lockedUntil"].as_u64().unwrap_or(0);
+            ledger.claimed(text("sessionId"), "session", text("owner"), until);
+        }
+        _ => {}
+    }
+}
