@@ -8,7 +8,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use azure_core::credentials::Secret;
-use azure_core::http::{headers::Headers, Method, Url};
+use azure_core::http::{
+    headers::{HeaderName, Headers},
+    Method, Url,
+};
 use azure_core::Bytes;
 use azure_data_cosmos::fault_injection::FaultInjectionRule;
 use azure_data_cosmos::options::ConnectionPoolOptions;
@@ -27,6 +30,8 @@ use crate::serve::{self, Served};
 use crate::stats::Stats;
 use crate::transport::WireFactory;
 use crate::wire::Wire;
+
+const CONTINUATION: HeaderName = HeaderName::from_static("x-ms-continuation");
 
 /// A Cosmos DB account in memory. Clones are the same account.
 #[derive(Clone)]
@@ -176,17 +181,41 @@ impl LocalAccount {
         self.partitions(database, container).len()
     }
 
-    /// Asks the emulator past the wire, so that it neither counts nor meets a rule. Reading the ranges waits for
-    /// nothing, so the future is ready when it is first polled.
+    /// Every document of a container as it is in the write region at this moment; none if there is no such container.
+    pub fn documents(&self, database: &str, container: &str) -> Vec<Value> {
+        let mut documents = Vec::new();
+        let mut headers = Headers::new();
+        while let Some((mut page, next)) = self.peek(database, container, "docs", "Documents", headers) {
+            documents.append(&mut page);
+            let Some(next) = next else { break };
+            headers = Headers::new();
+            headers.insert(CONTINUATION, next);
+        }
+        documents
+    }
+
     fn read_ranges(&self, database: &str, container: &str) -> Option<Vec<Value>> {
-        let path = format!("/dbs/{}/colls/{}/pkranges", encode(database), encode(container));
+        self.peek(database, container, "pkranges", "PartitionKeyRanges", Headers::new()).map(|(ranges, _)| ranges)
+    }
+
+    /// Reads a page of a feed, and where the next one begins. Asks the emulator past the wire, so that it neither counts nor
+    /// meets a rule. Reading a feed waits for nothing, so the future is ready when it is first polled.
+    fn peek(
+        &self,
+        database: &str,
+        container: &str,
+        feed: &str,
+        list: &str,
+        headers: Headers,
+    ) -> Option<(Vec<Value>, Option<String>)> {
         let mut url = self.inner.endpoint.clone();
-        url.set_path(&path);
-        let request = Outgoing { client: None, method: Method::Get, url, headers: Headers::new(), body: Bytes::new() };
+        url.set_path(&format!("/dbs/{}/colls/{}/{feed}", encode(database), encode(container)));
+        let request = Outgoing { client: None, method: Method::Get, url, headers, body: Bytes::new() };
         let answer = self.inner.wire.service().forward(&request);
         let answer = answer.now_or_never()?.ok()?;
+        let next = answer.headers.get_optional_str(&CONTINUATION).map(str::to_owned);
         let mut body: Value = serde_json::from_slice(&answer.body).ok()?;
-        serde_json::from_value(body.get_mut("PartitionKeyRanges")?.take()).ok()
+        Some((serde_json::from_value(body.get_mut(list)?.take()).ok()?, next))
     }
 
     /// Takes this bearer token over HTTP, as an identity with the built-in data contributor role.

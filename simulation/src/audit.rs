@@ -2,11 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use azure_data_cosmos::{ContainerClient, FeedScope, Query};
 use duroxide::providers::{ProviderAdmin, SystemMetrics};
 use duroxide::{Client, Event, EventKind};
 use duroxide_cosmos::CosmosDBProvider;
-use futures::TryStreamExt;
 use serde_json::Value;
 
 use crate::errand::Fate;
@@ -24,17 +22,14 @@ pub struct Inventory {
 }
 
 impl Inventory {
-    /// Reads the container.
-    pub async fn take(container: &ContainerClient) -> Result<Self, azure_data_cosmos::CosmosError> {
-        let query = Query::from("SELECT * FROM c");
-        let documents = container.query_items::<Value>(query, FeedScope::full_container(), None).await?;
-        let documents: Vec<Value> = documents.try_collect().await?;
+    /// Of these documents.
+    pub fn of(documents: Vec<Value>) -> Self {
         let mut inventory = Self::default();
         for document in documents {
             let partition = text(&document, "instanceId").to_owned();
             inventory.partitions.entry(partition).or_default().push(document);
         }
-        Ok(inventory)
+        inventory
     }
 
     fn documents(&self) -> impl Iterator<Item = (&String, &Value)> {
@@ -67,13 +62,19 @@ impl Inventory {
         let mut broken = Vec::new();
         for (name, documents) in &self.partitions {
             let Some(instance) = documents.iter().find(|d| text(d, "type") == "instance") else {
-                broken.extend(self.without_instance(name, documents));
+                if ended {
+                    broken.extend(self.without_instance(name, documents));
+                }
                 continue;
             };
             let say = |detail: String| Broken { invariant: "documents agree", instance: name.clone(), detail };
             if ended {
                 broken.extend(unfinished(instance).into_iter().map(say));
                 broken.extend(self.unexpected(name, instance, fates).map(say));
+            }
+            // What is half done on purpose is looked at when it is done.
+            if ["rolling", "deleting", "pruning"].iter().any(|property| !instance[*property].is_null()) {
+                continue;
             }
             let Some(status) = instance["status"].as_str() else {
                 broken.extend(ended.then(|| say(format!("a lock without an instance: {instance}"))));
@@ -86,7 +87,9 @@ impl Inventory {
             if !pruned.contains(name) {
                 broken.extend(miscounted(instance, &executions).map(say));
             }
-            broken.extend(self.missing_children(name, executions.values().flatten()));
+            if ended {
+                broken.extend(self.missing_children(name, executions.values().flatten()));
+            }
         }
         broken
     }

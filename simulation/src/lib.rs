@@ -14,6 +14,7 @@ pub mod errand;
 pub mod fate;
 pub mod host;
 pub mod ledger;
+pub mod many;
 pub mod script;
 pub mod seams;
 pub mod story;

@@ -1,29 +1,132 @@
-//! Plays worlds and says which invariant did not hold in which.
-#![allow(missing_docs)]
+//! Plays worlds, and says which invariant did not hold in which.
+//!
+//! ```text
+//! cargo run --release -p simulation -- --seed 7           # one world, one line
+//! cargo run --release -p simulation -- --seeds 1..500     # many, each in a process of its own
+//! cargo run --release -p simulation -- --today            # what the gate plays: the day's seeds, and all that ever failed
+//! ```
+#![warn(missing_docs)]
 
-use simulation::world::{play, Plan};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-fn main() {
+use anyhow::{bail, Context, Result};
+use clap::Parser;
+use simulation::many::{self, Verdict};
+use simulation::world::{self, Outcome, Plan};
+
+/// Plays seeded worlds in which duroxide-cosmos meets whatever can go wrong
+#[derive(Parser)]
+#[command(version)]
+struct Options {
+    /// Play this world
+    #[arg(long, conflicts_with_all = ["seeds", "today"])]
+    seed: Option<u64>,
+    /// Play these worlds, from the first to the one before the last, such as 1..500
+    #[arg(long, value_name = "FROM..TO", value_parser = range, conflicts_with = "today")]
+    seeds: Option<(u64, u64)>,
+    /// Play new worlds each day, for about a minute and a half, and all that ever failed
+    #[arg(long)]
+    today: bool,
+    /// Write the whole story of the one world to this file
+    #[arg(long, value_name = "FILE", requires = "seed")]
+    story: Option<PathBuf>,
+    /// How many worlds are played at once; as many as there are cores by default
+    #[arg(long)]
+    jobs: Option<usize>,
+    /// Stop at the first world that fails
+    #[arg(long)]
+    stop: bool,
+}
+
+/// Seeds that once failed, and what was wrong: a world that was mended stays mended.
+const EVER_FAILED: &str = include_str!("../failed.txt");
+
+fn main() -> ExitCode {
     let _ = tracing::subscriber::set_global_default(tracing::subscriber::NoSubscriber::new());
+    match run(&Options::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(options: &Options) -> Result<bool> {
+    let jobs = options.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)).max(1);
+    if options.today {
+        return today(jobs);
+    }
+    match (options.seed, options.seeds) {
+        (Some(seed), _) => one(seed, options),
+        (None, Some((from, to))) => summary(&many::play((from..to).collect(), jobs, None, options.stop)?),
+        (None, None) => bail!("say which world to play: --seed 7, --seeds 1..500 or --today"),
+    }
+}
+
+/// Plays one world and prints a line, or what went wrong.
+fn one(seed: u64, options: &Options) -> Result<bool> {
+    // The SDK asks the machine where it runs: a world has no network.
     std::env::set_var("COSMOS_DISABLE_IMDS", "1");
-    let seed: u64 = std::env::args().nth(1).and_then(|s| s.parse().ok()).unwrap_or(1);
-    let real = std::time::Instant::now();
+    let began = Instant::now();
     let plan = Plan::draw(seed);
-    let summary = plan.summary();
-    let outcome = std::thread::spawn(move || play(plan)).join().unwrap();
+    let kind = plan.summary();
+    let played = std::thread::Builder::new().name(format!("world {seed}")).spawn(move || world::play(plan))?.join();
+    let Ok(outcome) = played else { bail!("seed {seed}: the world's thread panicked; {}", again(seed)) };
+    if let Some(path) = &options.story {
+        std::fs::write(path, outcome.story.whole()).with_context(|| path.display().to_string())?;
+    }
+    let Outcome { broken, lasted, requests, story } = outcome;
+    let verdict = if broken.is_none() { "ok" } else { "FAILED" };
+    let took = began.elapsed();
     println!(
-        "seed {seed}: {} in {:?}: {summary}; {:?}, {} requests, story {:016x}",
-        if outcome.broken.is_none() { "ok" } else { "BROKEN" },
-        real.elapsed(),
-        outcome.lasted,
-        outcome.requests,
-        outcome.story.fingerprint()
+        "seed {seed}: {verdict}: {kind}; {:.0} s of time in {:.1} s, {requests} requests, story {:016x}",
+        lasted.as_secs_f64(),
+        took.as_secs_f64(),
+        story.fingerprint(),
     );
-    if let Ok(path) = std::env::var("STORY") {
-        std::fs::write(path, outcome.story.whole()).unwrap();
+    let Some(broken) = broken else { return Ok(true) };
+    println!("  broken: {broken}");
+    println!("  the story of {:?}, in order (--story FILE writes all of it):", broken.instance);
+    for line in story.of(&broken.instance, 120) {
+        println!("    {}", line.to_string().chars().take(260).collect::<String>());
     }
-    if let Some(broken) = outcome.broken {
-        println!("{broken}");
-        std::process::exit(1);
+    println!("  {}", again(seed));
+    Ok(false)
+}
+
+fn again(seed: u64) -> String {
+    format!("again: cargo run --release -p simulation -- --seed {seed}")
+}
+
+/// Plays the day's worlds for a minute and a half, and those that ever failed.
+fn today(jobs: usize) -> Result<bool> {
+    let day = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() / 86_400;
+    let failed = EVER_FAILED.lines().filter_map(|line| line.split_whitespace().next()?.parse().ok());
+    let failed: Vec<u64> = failed.collect();
+    println!("{} worlds that once failed", failed.len());
+    let mended = summary(&many::play(failed, jobs, None, false)?)?;
+    println!("day {day}: worlds from {} on", day * 1_000);
+    let new = (day * 1_000..(day + 1) * 1_000).collect();
+    let new = summary(&many::play(new, jobs, Some(Duration::from_secs(75)), false)?)?;
+    Ok(mended && new)
+}
+
+fn summary(verdicts: &[Verdict]) -> Result<bool> {
+    let failed: Vec<&Verdict> = verdicts.iter().filter(|verdict| !verdict.is_well).collect();
+    for verdict in &failed {
+        println!("{}", verdict.said);
     }
+    let seeds: Vec<String> = failed.iter().map(|verdict| verdict.seed.to_string()).collect();
+    let failed = if seeds.is_empty() { String::new() } else { format!(": seeds {}", seeds.join(", ")) };
+    println!("{} worlds played, {} failed{failed}", verdicts.len(), seeds.len());
+    Ok(seeds.is_empty())
+}
+
+fn range(text: &str) -> Result<(u64, u64), String> {
+    let parts = text.split_once("..").and_then(|(from, to)| Some((from.parse().ok()?, to.parse().ok()?)));
+    parts.filter(|(from, to)| from < to).ok_or_else(|| "not a range such as 1..500".to_owned())
 }

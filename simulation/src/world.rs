@@ -265,10 +265,13 @@ struct World {
     story: Arc<Story>,
     ledger: Arc<Ledger>,
     done: Arc<AtomicUsize>,
+    next_look: Duration,
 }
 
 /// Time goes in steps of this length: what happens in different hosts within one is in no order.
 const STEP: Duration = Duration::from_millis(2);
+/// How often the auditor looks at what is stored while the world goes on.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// How long an errand may take once nothing bad happens any more.
 const PATIENCE: Duration = Duration::from_secs(900);
 
@@ -313,7 +316,22 @@ impl World {
         let clients = Host::new();
         let now = Duration::ZERO;
         let done = Arc::default();
-        Self { plan, now, dice, account, network, clients, places, blows, weather, doomed, story, ledger, done }
+        Self {
+            plan,
+            now,
+            dice,
+            account,
+            network,
+            clients,
+            places,
+            blows,
+            weather,
+            doomed,
+            story,
+            ledger,
+            done,
+            next_look: LOOK_EVERY,
+        }
     }
 
     fn play(&mut self) -> Result<(), Broken> {
@@ -356,6 +374,10 @@ impl World {
             }
         }
         self.bury();
+        if self.now >= self.next_look {
+            self.next_look = self.now + LOOK_EVERY;
+            self.audit(false)?;
+        }
         self.ledger.broken().map_or(Ok(()), Err)
     }
 
@@ -517,7 +539,7 @@ impl World {
             while self.now < soon {
                 self.step()?;
             }
-            let left = self.inventory()?.passing();
+            let left = self.inventory().passing();
             match left.into_iter().next() {
                 None => return Ok(()),
                 Some(broken) if self.now > patience => return Err(broken),
@@ -563,24 +585,14 @@ impl World {
         }
     }
 
-    fn inventory(&mut self) -> Result<Inventory, Broken> {
-        let account = self.account.clone();
-        let taken = self.aside(async move {
-            let client = account.client_named("auditor").await;
-            let container = client.database_client("duroxide").container_client("duroxide", None).await?;
-            Inventory::take(&container).await
-        })?;
-        taken.map_err(|error| Broken {
-            invariant: "the container can be read",
-            instance: String::new(),
-            detail: error.to_string(),
-        })
+    fn inventory(&self) -> Inventory {
+        Inventory::of(self.account.documents("duroxide", "duroxide"))
     }
 
     fn audit(&mut self, ended: bool) -> Result<(), Broken> {
         let config = self.config();
         let account = self.account.clone();
-        let inventory = self.inventory()?;
+        let inventory = self.inventory();
         let fates: BTreeMap<String, Fate> =
             self.plan.errands.iter().flat_map(|(name, _, errand)| errand.fates(name)).collect();
         let pruned = self.plan.errands.iter().filter(|(_, _, errand)| matches!(errand, Errand::Prune(_)));

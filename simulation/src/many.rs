@@ -1,0 +1,107 @@
+//! Many worlds at once, each in a process of its own: what one leaves in memory can't be felt by the next, and one that
+//! hangs can be killed.
+
+use std::collections::VecDeque;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// What became of one world.
+#[derive(Clone, Debug)]
+pub struct Verdict {
+    /// Its number.
+    pub seed: u64,
+    /// Whether every invariant held.
+    pub is_well: bool,
+    /// What its process said.
+    pub said: String,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// No world takes so long, unless something in it never ends.
+const LONGEST: Duration = Duration::from_secs(600);
+
+/// Plays these worlds, `jobs` at once, until all are played, `time` is over, or, if that is wanted, one has failed.
+pub fn play(seeds: Vec<u64>, jobs: usize, time: Option<Duration>, stop: bool) -> Result<Vec<Verdict>> {
+    let began = Instant::now();
+    let bar = ProgressBar::new(seeds.len() as u64);
+    let style = "{bar:30} {pos}/{len} worlds, {elapsed} gone, {eta} to go {msg}";
+    bar.set_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let waiting = Mutex::new(VecDeque::from(seeds));
+    let verdicts: Mutex<Vec<Verdict>> = Mutex::default();
+    let next = || {
+        let over = time.is_some_and(|time| began.elapsed() > time);
+        let enough = stop && lock(&verdicts).iter().any(|verdict| !verdict.is_well);
+        if over || enough {
+            return None;
+        }
+        lock(&waiting).pop_front()
+    };
+    std::thread::scope(|scope| {
+        let worker = || -> Result<()> {
+            while let Some(seed) = next() {
+                let verdict = one(seed)?;
+                if !verdict.is_well {
+                    bar.println(format!("seed {seed} failed"));
+                }
+                bar.inc(1);
+                lock(&verdicts).push(verdict);
+            }
+            Ok(())
+        };
+        let workers: Vec<_> = (0..jobs).map(|_| scope.spawn(worker)).collect();
+        workers.into_iter().try_for_each(|worker| worker.join().unwrap_or_else(|_| anyhow::bail!("a player panicked")))
+    })?;
+    bar.finish_and_clear();
+    let mut verdicts = verdicts.into_inner().unwrap_or_else(PoisonError::into_inner);
+    verdicts.sort_by_key(|verdict| verdict.seed);
+    Ok(verdicts)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn one(seed: u64) -> Result<Verdict> {
+    let began = Instant::now();
+    let program = std::env::current_exe().context("this program can't be found")?;
+    let mut child = Command::new(program)
+        .args(["--seed", &seed.to_string()])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("a world can't be started")?;
+    let said = child.stdout.take().map(read);
+    let complained = child.stderr.take().map(read);
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break Some(status);
+        }
+        if began.elapsed() > LONGEST {
+            child.kill()?;
+            child.wait()?;
+            break None;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    let mut said: String = [said, complained].into_iter().flatten().filter_map(|text| text.join().ok()).collect();
+    if status.is_none() {
+        said.push_str(&format!("seed {seed}: FAILED: it does not end\n"));
+    }
+    let is_well = status.is_some_and(|status| status.success());
+    Ok(Verdict { seed, is_well, said: said.trim_end().to_owned(), took: began.elapsed() })
+}
+
+/// Reads all that comes, aside, so that the process is never held up by it.
+fn read(mut from: impl std::io::Read + Send + 'static) -> std::thread::JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut text = Vec::new();
+        let _ = from.read_to_end(&mut text);
+        String::from_utf8_lossy(&text).into_owned()
+    })
+}
