@@ -16,6 +16,10 @@ use clap::Parser;
 use simulation::many::{self, Verdict};
 use simulation::world::{self, Outcome, Plan};
 
+/// The local account clones documents for every query: half of a world's time is the allocator's.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Plays seeded worlds in which duroxide-cosmos meets whatever can go wrong
 #[derive(Parser)]
 #[command(version)]

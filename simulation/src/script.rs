@@ -371,6 +371,9 @@ pub async fn flaky(_: ActivityContext, input: String) -> Result<String, String> 
     Ok("retried".to_owned())
 }
 
+/// How deep families are, at most.
+const TOP: u32 = 2;
+
 /// Draws scripts.
 pub struct Author<'a> {
     dice: &'a mut Dice,
@@ -395,7 +398,7 @@ impl<'a> Author<'a> {
         let mut steps = Vec::new();
         let mut values: BTreeMap<String, String> = BTreeMap::new();
         for n in 0..length {
-            let step = self.step(2, n);
+            let step = self.step(TOP, n);
             steps.push(step);
             self.about_values(&mut steps, &mut values);
             // A client's messages are counted over the whole script, an execution's are not carried into the next.
@@ -457,10 +460,11 @@ impl<'a> Author<'a> {
     fn plain_step(&mut self, depth: u32, _n: u64) -> Step {
         match self.dice.among(0..=11) {
             0 | 1 => Step::Timer { millis: self.dice.mostly_small(1..=20_000) },
-            2 | 3 => Step::FanOut {
-                width: usize::try_from(self.dice.mostly_small(1..=self.widest)).unwrap_or(1),
-                call: self.call(true),
-            },
+            2 | 3 => {
+                let widest = if depth == TOP { self.widest } else { self.widest.min(4) };
+                let width = usize::try_from(self.dice.mostly_small(1..=widest)).unwrap_or(1);
+                Step::FanOut { width, call: self.call(true) }
+            }
             4 => Step::Retry { failures: u32::try_from(self.dice.among(1..=3)).unwrap_or(1) },
             5 => Step::Race { activity: self.dice.mostly_small(1..=5_000), timer: self.dice.mostly_small(1..=3_000) },
             6 | 7 if depth > 0 => {
