@@ -34,6 +34,11 @@ pub enum What {
         /// For how long.
         pause: Duration,
     },
+    /// A client is stopped and goes on later.
+    StopClient {
+        /// For how long.
+        pause: Duration,
+    },
     /// A worker's clock is set.
     Clock {
         /// Which.
@@ -62,6 +67,7 @@ pub fn draw(dice: &mut Dice, workers: usize, time: Duration, worst_skew: i64, sp
         let away = Duration::from_millis(dice.mostly_small(0..=20_000));
         let what = match dice.among(0..=9) {
             0..=4 => What::Kill { worker, requests: dice.mostly_small(0..=40), arrives: dice.one_in(2), away },
+            5 if dice.one_in(4) => What::StopClient { pause: Duration::from_millis(dice.among(500..=15_000)) },
             5 | 6 => What::Stop { worker, pause: Duration::from_millis(dice.among(500..=15_000)) },
             7 if worst_skew > 0 => What::Clock { worker, skew: skew(dice, worst_skew) },
             8 => What::Leave { worker, away },

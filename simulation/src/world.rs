@@ -35,6 +35,7 @@ pub struct Plan {
     lag: Option<Duration>,
     workers: Vec<Setup>,
     skews: Vec<i64>,
+    client_skews: Vec<i64>,
     worst_skew: i64,
     climate: Climate,
     blows: Vec<Blow>,
@@ -44,6 +45,9 @@ pub struct Plan {
     /// How long something bad can happen.
     rough: Duration,
     reconciler: Duration,
+    /// What a provider keeps of histories.
+    cache: usize,
+    slowest_poll: Duration,
 }
 
 impl Plan {
@@ -65,6 +69,7 @@ impl Plan {
             lag: dice.one_in(5).then(|| Duration::from_millis(dice.among(20..=2_000))),
             workers,
             skews,
+            client_skews: (0..dice.among(1..=2)).map(|_| fate::skew(dice, worst_skew)).collect(),
             worst_skew,
             climate,
             blows,
@@ -72,6 +77,8 @@ impl Plan {
             drops: *dice.pick(&[0, 0, 40, 150]),
             rough,
             reconciler: Duration::from_millis(*dice.pick(&[500, 2_000])),
+            cache: *dice.pick(&[0, 20_000, 64 << 20, 64 << 20]),
+            slowest_poll: Duration::from_millis(*dice.pick(&[200, 3_000, 3_000])),
         }
     }
 
@@ -258,7 +265,7 @@ struct World {
     dice: Dice,
     account: LocalAccount,
     network: Host,
-    clients: Host,
+    clients: Vec<Host>,
     places: Vec<Place>,
     blows: VecDeque<Blow>,
     weather: Arc<Weather>,
@@ -314,7 +321,8 @@ impl World {
         let places = places.collect();
         let blows = plan.blows.iter().cloned().collect();
         story.tell("world", None, plan.summary());
-        let clients = Host::new();
+        let mut clients: Vec<Host> = plan.client_skews.iter().map(|_| Host::new()).collect();
+        clients.iter_mut().zip(&plan.client_skews).for_each(|(client, skew)| client.set_skew(*skew));
         let now = Duration::ZERO;
         let done = Arc::default();
         Self {
@@ -366,7 +374,7 @@ impl World {
         seams::set_now(self.now);
         self.strike();
         self.network.run_until(self.now);
-        self.clients.run_until(self.now);
+        self.clients.iter_mut().for_each(|client| client.run_until(self.now));
         let mut order: Vec<usize> = (0..self.places.len()).collect();
         self.dice.shuffle(&mut order);
         for n in order {
@@ -412,6 +420,10 @@ impl World {
                 if let Some(host) = &mut self.places[worker].host {
                     host.stop_until(until);
                 }
+            }
+            What::StopClient { pause } => {
+                let until = self.now + pause;
+                self.clients[0].stop_until(until);
             }
             What::Clock { worker, skew } => {
                 let place = &mut self.places[worker];
@@ -461,6 +473,8 @@ impl World {
             .with_create_if_missing(true)
             .with_reconciler_interval(self.plan.reconciler)
             .with_reconciler_age_threshold(self.plan.reconciler)
+            .with_history_cache_bytes(self.plan.cache)
+            .with_poll_interval_max(self.plan.slowest_poll)
             .with_clock(Clock::from_fn(seams::host_millis))
             .with_randomness(Randomness::seeded(self.dice.among(0..=u64::MAX)))
     }
@@ -501,23 +515,25 @@ impl World {
     }
 
     fn send_clients(&mut self) {
-        let config = self.config();
-        let account = self.account.clone();
-        let (story, ledger, done) = (self.story.clone(), self.ledger.clone(), self.done.clone());
-        let errands = self.plan.errands.clone();
-        self.clients.handle().spawn(async move {
-            let provider = Arc::new(worker::open(&account, "client", &config).await);
-            let client = Arc::new(Client::new(provider));
-            let runner = Errands { client, story, ledger };
-            for (name, at, errand) in errands {
-                let (runner, done) = (runner.clone(), done.clone());
-                tokio::spawn(async move {
-                    tokio::time::sleep(at).await;
-                    runner.run(&name, &errand).await;
-                    done.fetch_add(1, Ordering::Relaxed);
-                });
-            }
-        });
+        for n in 0..self.clients.len() {
+            let config = self.config();
+            let account = self.account.clone();
+            let (story, ledger, done) = (self.story.clone(), self.ledger.clone(), self.done.clone());
+            let errands: Vec<_> = self.plan.errands.iter().skip(n).step_by(self.clients.len()).cloned().collect();
+            self.clients[n].handle().spawn(async move {
+                let provider = Arc::new(worker::open(&account, &format!("client {n}"), &config).await);
+                let client = Arc::new(Client::new(provider));
+                let runner = Errands { client, story, ledger };
+                for (name, at, errand) in errands {
+                    let (runner, done) = (runner.clone(), done.clone());
+                    tokio::spawn(async move {
+                        tokio::time::sleep(at).await;
+                        runner.run(&name, &errand).await;
+                        done.fetch_add(1, Ordering::Relaxed);
+                    });
+                }
+            });
+        }
     }
 
     fn stuck(&mut self) -> Broken {
