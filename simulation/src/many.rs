@@ -46,7 +46,7 @@ pub fn play(seeds: Vec<u64>, jobs: usize, time: Option<Duration>, stop: bool) ->
             while let Some(seed) = next() {
                 let verdict = one(seed)?;
                 if !verdict.is_well {
-                    bar.println(format!("seed {seed} failed"));
+                    bar.suspend(|| eprintln!("seed {seed} failed"));
                 }
                 bar.inc(1);
                 lock(&verdicts).push(verdict);

@@ -20,7 +20,7 @@ use crate::errand::{Errand, Errands, Fate};
 use crate::fate::{self, Blow, What};
 use crate::host::Host;
 use crate::ledger::{Broken, Ledger};
-use crate::script::{Author, Step, NEVER, TAGS};
+use crate::script::{Author, Call, Step, NEVER, TAGS};
 use crate::seams;
 use crate::story::Story;
 use crate::weather::{self, Climate, Front, Trouble, Weather};
@@ -55,7 +55,7 @@ impl Plan {
     pub fn draw(seed: u64) -> Self {
         let dice = &mut Dice::new(seed);
         let worker_count = usize::try_from(dice.among(1..=5)).unwrap_or(1);
-        let rough = Duration::from_secs(dice.among(20..=60));
+        let rough = Duration::from_secs(dice.among(10..=40));
         let worst_skew = if dice.one_in(3) { 10_000 } else { 0 };
         let partitions = *dice.pick(&[1, 1, 2, 3, 4, 8]);
         let setup = setup(dice);
@@ -74,7 +74,7 @@ impl Plan {
             climate,
             blows,
             errands: errands(dice, rough),
-            drops: *dice.pick(&[0, 0, 40, 150]),
+            drops: *dice.pick(&[0, 0, 15, 40, 150]),
             rough,
             reconciler: Duration::from_millis(*dice.pick(&[500, 2_000])),
             cache: *dice.pick(&[0, 20_000, 64 << 20, 64 << 20]),
@@ -123,7 +123,7 @@ fn worker_setup(dice: &mut Dice, common: &Setup, n: usize) -> Setup {
 
 fn climate(dice: &mut Dice, workers: usize, rough: Duration) -> Climate {
     let millis = u64::try_from(rough.as_millis()).unwrap_or(u64::MAX);
-    let fronts = (0..dice.mostly_small(0..=4)).map(|_| {
+    let fronts = (0..dice.among(0..=3)).map(|_| {
         let from = dice.among(500..=millis);
         let all = [
             Trouble::Throttling,
@@ -135,7 +135,7 @@ fn climate(dice: &mut Dice, workers: usize, rough: Duration) -> Climate {
         ];
         Front {
             from: Duration::from_millis(from),
-            until: Duration::from_millis(from + dice.mostly_small(200..=15_000)),
+            until: Duration::from_millis(from + dice.mostly_small(200..=12_000)),
             client: dice
                 .one_in(2)
                 .then(|| worker_name(usize::try_from(dice.among(0..=workers as u64 - 1)).unwrap_or(0))),
@@ -145,7 +145,7 @@ fn climate(dice: &mut Dice, workers: usize, rough: Duration) -> Climate {
     let fronts = fronts.collect();
     Climate {
         latency: dice.among(4..=30),
-        per_mille: *dice.pick(&[0, 5, 20, 20, 60, 120]),
+        per_mille: *dice.pick(&[0, 10, 30, 60, 120, 200]),
         longest_delay: *dice.pick(&[400, 2_000, 6_000]),
         fronts,
     }
@@ -155,15 +155,26 @@ fn errands(dice: &mut Dice, rough: Duration) -> Vec<(String, Duration, Errand)> 
     let millis = u64::try_from(rough.as_millis()).unwrap_or(u64::MAX);
     let heavy = dice.one_in(6);
     // The account clones documents for every query: most worlds are small, so that there can be many.
-    let widest = if dice.one_in(60) { 400 } else { *dice.pick(&[3, 6, 6, 10, 10, 20, 40, 110]) };
+    let widest = if dice.one_in(60) { 400 } else { *dice.pick(&[3, 6, 6, 10, 10, 20, 40]) };
+    // One turn that does not fit one batch, by its operations or by its size.
+    let large = match dice.among(0..=9) {
+        0 | 1 => Some((dice.among(96..=130), 20)),
+        2 => Some((dice.among(20..=30), 95_000)),
+        _ => None,
+    };
     let sessions = usize::try_from(dice.among(1..=3)).unwrap_or(1);
-    let count = dice.among(2..=8);
+    let count = dice.among(3..=9);
     let mut errands = Vec::new();
     for n in 0..count {
-        let at = Duration::from_millis(dice.mostly_small(0..=millis));
+        let at = Duration::from_millis(dice.among(0..=millis * 3 / 4));
         let after = Duration::from_millis(dice.mostly_small(0..=15_000));
         let mut author = Author::new(dice, sessions, widest, heavy);
         let mut steps = author.script();
+        if let Some((width, output)) = large.filter(|_| n == 0) {
+            let width = usize::try_from(width).unwrap_or(1);
+            let call = Call { millis: 0, input: 20, output, tag: None, session: None };
+            steps.insert(0, Step::FanOut { width, call });
+        }
         let mut more = author.script();
         let errand = match dice.among(0..=11) {
             0 => {
