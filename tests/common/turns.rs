@@ -1,6 +1,9 @@
 //! Turns for tests that break things: several providers on one account, what a turn writes, and what is left of it.
 #![allow(dead_code)]
 
+#[path = "log.rs"]
+mod log;
+
 use azure_data_cosmos::{ContainerClient, FeedScope, Query};
 use duroxide::{
     providers::{ExecutionMetadata, OrchestrationItem, Provider, ProviderError, ScheduledActivityIdentifier, WorkItem},
@@ -27,9 +30,7 @@ pub struct Site {
 
 impl Site {
     pub async fn new() -> Self {
-        // Shown where a test fails, as much as RUST_LOG asks for; another test may have been first.
-        let log = tracing_subscriber::fmt().with_env_filter(tracing_subscriber::EnvFilter::from_default_env());
-        drop(log.with_test_writer().try_init());
+        log::keep();
         let account = LocalAccount::new();
         // The first provider makes the container.
         provider(&account, "maker").await;
