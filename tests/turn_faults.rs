@@ -12,17 +12,19 @@ use duroxide::{
 };
 use duroxide_cosmos::CosmosDBProvider;
 use duroxide_cosmos_emulator::{Gate, WireAction};
-use futures::{stream, StreamExt};
+use futures::future;
 use serde_json::Value;
 use std::future::Future;
+use tokio::sync::Semaphore;
 use turns::{
     activity_id, begun, completed, completion, drain_activities, fetch, fetch_now, ids, raised, start, until, within,
     Delta, Site, LONG,
 };
 
 const INSTANCE: &str = "order";
-/// Cuts that are tried at once, each on an account of its own.
-const AT_ONCE: usize = 4;
+/// Runs at once, of all tests together, each on an account of its own: they compute rather than wait, and with more of them
+/// than that a request takes longer than its deadline on a busy machine.
+static AT_ONCE: Semaphore = Semaphore::const_new(4);
 /// Activities of the wide turn: three parts of at most 100 operations, so that there is a part between the first and the last.
 const WIDE: u64 = 250;
 
@@ -75,7 +77,7 @@ impl Turn {
             Shape::Small => (Vec::new(), vec![start(INSTANCE)], Delta::start(INSTANCE, 3)),
             Shape::Wide(activities) => (Vec::new(), vec![start(INSTANCE)], Delta::start(INSTANCE, activities)),
             Shape::Heavy => {
-                let setup = site.provider("setup").await;
+                let setup = site.patient_provider("setup").await;
                 let before = begun(&setup, INSTANCE, 12).await;
                 assert_eq!(drain_activities(&setup).await.len(), 12);
                 let result = "r".repeat(200_000);
@@ -133,7 +135,7 @@ impl Turn {
 
     /// What a second process finds, and that it can finish the turn.
     async fn is_finished_by_a_second_process(&self, acked: bool, drain: bool) {
-        let second = self.site.provider("b").await;
+        let second = self.site.patient_provider("b").await;
         let history = second.read(INSTANCE).await.expect("a history");
         if history == self.before {
             assert!(!acked, "the ack returned, but the turn is not there");
@@ -152,7 +154,7 @@ impl Turn {
 
     /// Everything that the turn wrote is there, and nothing twice.
     async fn is_wholly_there_and_done_once(&self, drain: bool) {
-        let last = self.site.provider("last").await;
+        let last = self.site.patient_provider("last").await;
         assert_eq!(last.read(INSTANCE).await.expect("a history"), self.after());
         while last.reconcile().await.expect("a reconciler") > 0 {}
         let documents = self.site.documents(INSTANCE).await;
@@ -240,8 +242,13 @@ async fn cut_everywhere(shape: Shape) {
 
 /// Runs them all, several at once.
 async fn all<F: Future<Output = ()> + Send + 'static>(runs: impl Iterator<Item = F>) {
-    let runs = stream::iter(runs).map(tokio::spawn).buffer_unordered(AT_ONCE);
-    runs.for_each(|run| async { run.expect("no panic") }).await;
+    let runs = runs.map(|run| {
+        tokio::spawn(async {
+            let _turn = AT_ONCE.acquire().await.expect("it is never closed");
+            run.await;
+        })
+    });
+    future::try_join_all(runs).await.expect("no panic");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -326,7 +333,7 @@ async fn a_turn_whose_process_died_right_after_the_commit_is_rolled_forward_by_o
     assert_eq!(turn.site.documents_of(INSTANCE, "staged").await.len(), staged as usize);
     assert_eq!(turn.site.documents_of(INSTANCE, "work").await.len(), 0);
 
-    let second = turn.site.provider("b").await;
+    let second = turn.site.patient_provider("b").await;
     let (item, _) = fetch(&second, LONG).await;
     assert_eq!((item.instance.as_str(), item.messages), (INSTANCE, vec![raised(INSTANCE, "to myself")]));
     assert_eq!(ids(&item.history), ids(&turn.after()));
