@@ -1,5 +1,8 @@
 //! duroxide's own stress tests, for a few seconds each: every orchestration that was launched completes.
 
+#[path = "common/log.rs"]
+mod log;
+
 use async_trait::async_trait;
 use duroxide::{
     provider_stress_tests::{
@@ -19,6 +22,7 @@ struct Factory(u32);
 #[async_trait]
 impl ProviderStressFactory for Factory {
     async fn create_provider(&self) -> Arc<dyn Provider> {
+        log::keep();
         let account = LocalAccount::builder().with_partitions(self.0).build();
         let config = CosmosDBProviderConfig::default().with_create_if_missing(true);
         Arc::new(CosmosDBProvider::new_with_client(&account.client().await, config).await.expect("a provider"))

@@ -1,4 +1,7 @@
 //! A turn that is cut at any request that it makes is wholly there or wholly absent, and can be finished.
+//!
+//! The wide turn needs several parts as it is; `ACTIVITIES=1000 cargo test --release --test turn_faults` cuts a wider one
+//! everywhere.
 
 #[path = "common/turns.rs"]
 mod turns;
@@ -9,17 +12,26 @@ use duroxide::{
 };
 use duroxide_cosmos::CosmosDBProvider;
 use duroxide_cosmos_emulator::{Gate, WireAction};
-use futures::{stream, StreamExt};
+use futures::future;
 use serde_json::Value;
 use std::future::Future;
+use tokio::sync::Semaphore;
 use turns::{
     activity_id, begun, completed, completion, drain_activities, fetch, fetch_now, ids, raised, start, until, within,
     Delta, Site, LONG,
 };
 
 const INSTANCE: &str = "order";
-/// Cuts that are tried at once, each on an account of its own.
-const AT_ONCE: usize = 4;
+/// Runs at once, of all tests together, each on an account of its own: they compute rather than wait, and with more of them
+/// than that a request takes longer than its deadline on a busy machine.
+static AT_ONCE: Semaphore = Semaphore::const_new(4);
+/// Activities of the wide turn: three parts of at most 100 operations, so that there is a part between the first and the last.
+const WIDE: u64 = 250;
+
+fn wide() -> Shape {
+    let activities = std::env::var("ACTIVITIES").ok().and_then(|activities| activities.parse().ok());
+    Shape::Wide(activities.unwrap_or(WIDE))
+}
 
 /// A turn to be cut: what the instance had before it, what woke it, and what it writes.
 struct Turn {
@@ -38,21 +50,21 @@ struct Turn {
 enum Shape {
     /// One batch.
     Small,
-    /// 1,000 activities and as many events, three children and a message to itself.
-    Wide,
-    /// 30 results of 100 KB.
+    /// So many activities and as many events, three children and a message to itself.
+    Wide(u64),
+    /// 12 results of 200 KB: more than one batch may carry.
     Heavy,
 }
 
 impl Shape {
-    /// Whether its activities are few enough to take them all every time.
+    /// Whether there is time to try everything at every request.
     fn is_quick(self) -> bool {
-        !matches!(self, Self::Wide)
+        !matches!(self, Self::Wide(activities) if activities > WIDE)
     }
 
-    /// Whether they are taken in the run about this request.
+    /// Whether its activities are taken in the run about this request: of many, a look will do for most.
     fn drains(self, request: u64) -> bool {
-        self.is_quick() || request.is_multiple_of(10)
+        !matches!(self, Self::Wide(_)) || request.is_multiple_of(10)
     }
 }
 
@@ -63,20 +75,20 @@ impl Turn {
         let first = site.provider("a").await;
         let (before, messages, mut delta) = match shape {
             Shape::Small => (Vec::new(), vec![start(INSTANCE)], Delta::start(INSTANCE, 3)),
-            Shape::Wide => (Vec::new(), vec![start(INSTANCE)], Delta::start(INSTANCE, 1_000)),
+            Shape::Wide(activities) => (Vec::new(), vec![start(INSTANCE)], Delta::start(INSTANCE, activities)),
             Shape::Heavy => {
-                let setup = site.provider("setup").await;
-                let before = begun(&setup, INSTANCE, 30).await;
-                assert_eq!(drain_activities(&setup).await.len(), 30);
-                let result = "r".repeat(100_000);
-                let messages = (2..32).map(|id| completion(INSTANCE, id, &result)).collect();
-                let events = (2..32).map(|id| completed(INSTANCE, id + 30, id, &result)).collect();
+                let setup = site.patient_provider("setup").await;
+                let before = begun(&setup, INSTANCE, 12).await;
+                assert_eq!(drain_activities(&setup).await.len(), 12);
+                let result = "r".repeat(200_000);
+                let messages = (2..14).map(|id| completion(INSTANCE, id, &result)).collect();
+                let events = (2..14).map(|id| completed(INSTANCE, id + 12, id, &result)).collect();
                 (before, messages, Delta { events, ..Delta::default() })
             }
         };
         let children: Vec<String> = match shape {
             Shape::Heavy => Vec::new(),
-            Shape::Small | Shape::Wide => (0..3).map(|n| format!("child-{n}")).collect(),
+            Shape::Small | Shape::Wide(_) => (0..3).map(|n| format!("child-{n}")).collect(),
         };
         delta.messages = children.iter().map(|child| start(child)).collect();
         delta.messages.push(raised(INSTANCE, "to myself"));
@@ -99,7 +111,7 @@ impl Turn {
         turn.delta.ack(&turn.first, &turn.token).await.expect("nothing is in the way");
         turn.first.shutdown().await;
         let requests = turn.site.requests("a") - before;
-        turn.is_wholly_there_and_done_once(true).await;
+        turn.is_wholly_there_and_done_once(shape.drains(requests)).await;
         requests
     }
 
@@ -123,7 +135,7 @@ impl Turn {
 
     /// What a second process finds, and that it can finish the turn.
     async fn is_finished_by_a_second_process(&self, acked: bool, drain: bool) {
-        let second = self.site.provider("b").await;
+        let second = self.site.patient_provider("b").await;
         let history = second.read(INSTANCE).await.expect("a history");
         if history == self.before {
             assert!(!acked, "the ack returned, but the turn is not there");
@@ -142,7 +154,7 @@ impl Turn {
 
     /// Everything that the turn wrote is there, and nothing twice.
     async fn is_wholly_there_and_done_once(&self, drain: bool) {
-        let last = self.site.provider("last").await;
+        let last = self.site.patient_provider("last").await;
         assert_eq!(last.read(INSTANCE).await.expect("a history"), self.after());
         while last.reconcile().await.expect("a reconciler") > 0 {}
         let documents = self.site.documents(INSTANCE).await;
@@ -176,7 +188,7 @@ impl Turn {
     }
 }
 
-/// The ids of the activities that can be taken, by a look: taking a thousand takes long.
+/// The ids of the activities that can be taken, by a look: taking hundreds takes long.
 fn free_activities(documents: &[Value]) -> Vec<u64> {
     let free = documents.iter().filter(|document| document["type"] == "work" && document["lock"].is_null());
     let items = free.map(|document| document["item"].as_str().expect("an item"));
@@ -230,8 +242,13 @@ async fn cut_everywhere(shape: Shape) {
 
 /// Runs them all, several at once.
 async fn all<F: Future<Output = ()> + Send + 'static>(runs: impl Iterator<Item = F>) {
-    let runs = stream::iter(runs).map(tokio::spawn).buffer_unordered(AT_ONCE);
-    runs.for_each(|run| async { run.expect("no panic") }).await;
+    let runs = runs.map(|run| {
+        tokio::spawn(async {
+            let _turn = AT_ONCE.acquire().await.expect("it is never closed");
+            run.await;
+        })
+    });
+    future::try_join_all(runs).await.expect("no panic");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -240,13 +257,20 @@ async fn a_small_turn_cut_at_any_request_is_wholly_there_or_wholly_absent() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_turn_of_1000_activities_cut_at_any_request_is_wholly_there_or_wholly_absent() {
-    cut_everywhere(Shape::Wide).await;
+async fn a_wide_turn_cut_at_any_request_is_wholly_there_or_wholly_absent() {
+    cut_everywhere(wide()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_turn_of_30_results_of_100_kb_cut_at_any_request_is_wholly_there_or_wholly_absent() {
+async fn a_turn_of_more_results_than_a_batch_may_carry_cut_at_any_request_is_wholly_there_or_wholly_absent() {
     cut_everywhere(Shape::Heavy).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_turn_of_1000_activities_cut_at_any_stage_is_wholly_there_or_wholly_absent() {
+    // Eleven parts are staged, the commit decides, then they are applied.
+    let cuts = [Cut::Dies(5), Cut::Dies(11), Cut::DiesUnanswered(11), Cut::Dies(18)];
+    all(cuts.into_iter().map(|at| cut(Shape::Wide(1_000), at))).await;
 }
 
 /// One request in trouble is ridden out: the ack succeeds and everything is there once.
@@ -287,19 +311,19 @@ async fn a_small_turn_rides_out_trouble_at_any_request() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_turn_of_1000_activities_rides_out_trouble_at_any_request() {
-    trouble_anywhere_is_ridden_out(Shape::Wide).await;
+async fn a_wide_turn_rides_out_trouble_at_any_request() {
+    trouble_anywhere_is_ridden_out(wide()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_turn_of_30_results_of_100_kb_rides_out_trouble_at_any_request() {
+async fn a_turn_of_more_results_than_a_batch_may_carry_rides_out_trouble_at_any_request() {
     trouble_anywhere_is_ridden_out(Shape::Heavy).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_turn_whose_process_died_right_after_the_commit_is_rolled_forward_by_one_that_only_polls() {
-    let requests = Turn::requests(Shape::Wide).await;
-    let turn = Turn::fetched(Shape::Wide).await;
+    let requests = Turn::requests(Shape::Wide(1_000)).await;
+    let turn = Turn::fetched(Shape::Wide(1_000)).await;
     // The commit is the last write before the parts are applied: they are as many as were staged.
     let staged = 11;
     assert!(requests > 2 * staged);
@@ -309,7 +333,7 @@ async fn a_turn_whose_process_died_right_after_the_commit_is_rolled_forward_by_o
     assert_eq!(turn.site.documents_of(INSTANCE, "staged").await.len(), staged as usize);
     assert_eq!(turn.site.documents_of(INSTANCE, "work").await.len(), 0);
 
-    let second = turn.site.provider("b").await;
+    let second = turn.site.patient_provider("b").await;
     let (item, _) = fetch(&second, LONG).await;
     assert_eq!((item.instance.as_str(), item.messages), (INSTANCE, vec![raised(INSTANCE, "to myself")]));
     assert_eq!(ids(&item.history), ids(&turn.after()));

@@ -1,6 +1,9 @@
 //! A local account with providers on it, turns made by hand, and a look behind the providers.
 #![allow(dead_code)]
 
+#[path = "log.rs"]
+mod log;
+
 use azure_data_cosmos::{ContainerClient, FeedScope, Query, TransactionalBatch};
 use duroxide::{
     providers::{ExecutionMetadata, OrchestrationItem, Provider, ProviderAdmin, ProviderError, TagFilter, WorkItem},
@@ -33,6 +36,7 @@ pub struct Scene {
 
 impl Scene {
     pub fn new(partitions: u32) -> Self {
+        log::keep();
         Self { account: LocalAccount::builder().with_partitions(partitions).build(), raw: OnceCell::new() }
     }
 

@@ -1,6 +1,9 @@
 //! Turns for tests that break things: several providers on one account, what a turn writes, and what is left of it.
 #![allow(dead_code)]
 
+#[path = "log.rs"]
+mod log;
+
 use azure_data_cosmos::{ContainerClient, FeedScope, Query};
 use duroxide::{
     providers::{ExecutionMetadata, OrchestrationItem, Provider, ProviderError, ScheduledActivityIdentifier, WorkItem},
@@ -27,12 +30,10 @@ pub struct Site {
 
 impl Site {
     pub async fn new() -> Self {
-        // Shown where a test fails, as much as RUST_LOG asks for; another test may have been first.
-        let log = tracing_subscriber::fmt().with_env_filter(tracing_subscriber::EnvFilter::from_default_env());
-        drop(log.with_test_writer().try_init());
+        log::keep();
         let account = LocalAccount::new();
         // The first provider makes the container.
-        provider(&account, "maker").await;
+        provider(&account, "maker", config()).await;
         let client = account.client_named("hook").await;
         let hook = client.database_client("duroxide").container_client("duroxide", None).await.expect("the container");
         Self { account, hook }
@@ -40,7 +41,12 @@ impl Site {
 
     /// A provider whose requests are those of the client `name`.
     pub async fn provider(&self, name: &str) -> CosmosDBProvider {
-        provider(&self.account, name).await
+        provider(&self.account, name, config()).await
+    }
+
+    /// The same for one that nothing gets in the way of: a busy machine is no outage.
+    pub async fn patient_provider(&self, name: &str) -> CosmosDBProvider {
+        provider(&self.account, name, config().with_operation_timeout(PATIENCE)).await
     }
 
     /// Every document of an instance, with its ETag.
@@ -88,15 +94,18 @@ impl Site {
     }
 }
 
-async fn provider(account: &LocalAccount, name: &str) -> CosmosDBProvider {
-    let config = CosmosDBProviderConfig::default()
+fn config() -> CosmosDBProviderConfig {
+    CosmosDBProviderConfig::default()
         .with_create_if_missing(true)
         // Tests call the reconciler themselves; what is left for it may be taken over at once.
         .with_reconciler_interval(Duration::from_secs(3_600))
         .with_reconciler_age_threshold(Duration::from_millis(1))
         .with_poll_interval_max(Duration::from_millis(100))
         // What another provider has committed is to be seen at once.
-        .with_read_staleness(Duration::ZERO);
+        .with_read_staleness(Duration::ZERO)
+}
+
+async fn provider(account: &LocalAccount, name: &str, config: CosmosDBProviderConfig) -> CosmosDBProvider {
     let client = account.client_named(name).await;
     CosmosDBProvider::new_with_client(&client, config).await.expect("a provider")
 }

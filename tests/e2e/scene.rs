@@ -1,5 +1,8 @@
 //! An account, a provider on it, a runtime and a client, and the audit of what they leave behind.
 
+#[path = "../common/log.rs"]
+mod log;
+
 use duroxide::{
     runtime::{registry::ActivityRegistry, OrchestrationRegistry, Runtime},
     Client, ErrorDetails, Event, EventKind, OrchestrationStatus, RuntimeOptions,
@@ -18,6 +21,7 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A provider on `account`, as another process would have it: with a client and caches of its own.
 pub async fn provider_on(account: &LocalAccount) -> Arc<CosmosDBProvider> {
+    log::keep();
     let config = CosmosDBProviderConfig::default()
         .with_create_if_missing(true)
         // What one process does is news to another: tests don't wait seconds for it.

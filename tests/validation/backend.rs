@@ -1,5 +1,8 @@
 //! Accounts for the validation suite: an empty one for every provider, and the hooks that look behind the provider.
 
+#[path = "../common/log.rs"]
+mod log;
+
 use super::hooks;
 use async_trait::async_trait;
 use azure_data_cosmos::{ContainerClient, CosmosClient};
@@ -40,6 +43,7 @@ impl Backend {
     }
 
     async fn made(&self) -> Made {
+        log::keep();
         match self.account {
             Account::InProcess(partitions) => {
                 let account = LocalAccount::builder().with_partitions(partitions).build();
