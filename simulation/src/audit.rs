@@ -54,7 +54,8 @@ impl Inventory {
     fn is_for_nobody(&self, partition: &str, document: &Value) -> bool {
         let is_cancellation = text(document, "type") == "message" && text(document, "item").contains("CancelInstance");
         let documents = self.partitions.get(partition).into_iter().flatten();
-        is_cancellation && documents.into_iter().all(|other| text(other, "type") != "instance")
+        let is_instance = |other: &Value| text(other, "type") == "instance" && !other["status"].is_null();
+        is_cancellation && !documents.into_iter().any(is_instance)
     }
 
     /// What is wrong with the instances and their histories; with those of `pruned` names, only what pruning leaves alone.

@@ -66,10 +66,12 @@ pub struct Ledger {
 #[derive(Debug, Default)]
 struct State {
     promises: BTreeMap<Thing, Promise>,
-    /// How often each message and activity was handed out and that counted.
-    handed: BTreeMap<String, u32>,
+    /// By which claims each message and activity was handed out, where that counts: the first claim is number 1.
+    handed: BTreeMap<String, BTreeSet<u32>>,
     /// How often the wire has seen each instance or activity claimed.
     claimed: BTreeMap<(String, String), u32>,
+    /// Which claim of its document each token is.
+    claims: BTreeMap<String, u32>,
     /// Until when each lock that was seen on the wire lasts, by its holder's clock: by token, or a session's owner.
     locks: BTreeMap<String, u64>,
     consumed: BTreeMap<String, String>,
@@ -105,7 +107,7 @@ impl Ledger {
     pub fn promised(&self, thing: Thing, holder: &str, token: &str) {
         let now = seams::now();
         self.with(|state| {
-            if state.reused.contains(thing.instance()) {
+            if state.is_reused(thing.instance()) {
                 return;
             }
             let until = state.locks.get(&lock_of(thing.instance(), token)).copied();
@@ -143,15 +145,16 @@ impl Ledger {
     pub fn claimed(&self, instance: &str, document: &str, token: &str, until: u64) {
         self.with(|state| {
             if state.locks.insert(lock_of(instance, token), until).is_none() {
-                *state.claimed.entry((instance.to_owned(), document.to_owned())).or_default() += 1;
+                let claims = state.claimed.entry((instance.to_owned(), document.to_owned())).or_default();
+                *claims += 1;
+                state.claims.insert(lock_of(instance, token), *claims);
             }
         });
     }
 
     /// A turn was handed out, for the `attempt`th time as the provider says.
-    pub fn handed_turn(&self, item: &OrchestrationItem, attempt: u32) {
-        let keys: Vec<String> = item.messages.iter().map(|message| key(&item.instance, message)).collect();
-        self.handed(&item.instance, "instance", &keys, attempt);
+    pub fn handed_turn(&self, item: &OrchestrationItem, token: &str, attempt: u32) {
+        self.handed(&item.instance, &keys(item), token, attempt);
         for message in &item.messages {
             if let WorkItem::TimerFired { fire_at_ms, .. } = message {
                 self.must_be_due(&item.instance, *fire_at_ms);
@@ -169,28 +172,28 @@ impl Ledger {
     }
 
     /// An activity was handed out, for the `attempt`th time as the provider says.
-    pub fn handed_activity(&self, item: &WorkItem, attempt: u32) {
-        if let WorkItem::ActivityExecute { instance, execution_id, id, .. } = item {
-            let document = format!("w:{execution_id}:{id}");
-            self.handed(instance, &document, &[format!("{instance}/{document}")], attempt);
+    pub fn handed_activity(&self, item: &WorkItem, token: &str, attempt: u32) {
+        if let WorkItem::ActivityExecute { instance, .. } = item {
+            self.handed(instance, &[activity(item)], token, attempt);
         }
     }
 
-    fn handed(&self, instance: &str, document: &str, keys: &[String], attempt: u32) {
+    /// Answers may overtake each other, claims can't: an attempt is counted among the claims before its own.
+    fn handed(&self, instance: &str, keys: &[String], token: &str, attempt: u32) {
         self.with(|state| {
-            if state.reused.contains(instance) {
+            if state.is_reused(instance) {
                 return;
             }
+            let claim = state.claims.get(&lock_of(instance, token)).copied().unwrap_or(0);
             let mut most = 0;
             for key in keys {
-                let times = state.handed.entry(key.clone()).or_default();
-                *times += 1;
-                most = most.max(*times);
+                let handed = state.handed.entry(key.clone()).or_default();
+                handed.insert(claim);
+                most = most.max(u32::try_from(handed.range(..=claim).count()).unwrap_or(u32::MAX));
             }
-            let claims = state.claimed.get(&(instance.to_owned(), document.to_owned())).copied().unwrap_or(0);
-            if attempt < most || attempt > claims {
+            if attempt < most || attempt > claim {
                 let detail =
-                    format!("{document}: attempt {attempt}, but handed out {most} times and claimed {claims} times");
+                    format!("{keys:?}: attempt {attempt}, but handed out {most} times, by claim number {claim}");
                 let instance = instance.to_owned();
                 state.broken.push(Broken { invariant: "attempts are what really happened", instance, detail });
             }
@@ -198,23 +201,23 @@ impl Ledger {
     }
 
     /// What was handed out does not count.
-    pub fn uncounted_turn(&self, item: &OrchestrationItem) {
-        let keys: Vec<String> = item.messages.iter().map(|message| key(&item.instance, message)).collect();
-        self.uncounted(&keys);
+    pub fn uncounted_turn(&self, item: &OrchestrationItem, token: &str) {
+        self.uncounted(&item.instance, &keys(item), token);
     }
 
     /// What was handed out does not count.
-    pub fn uncounted_activity(&self, item: &WorkItem) {
-        if let WorkItem::ActivityExecute { instance, execution_id, id, .. } = item {
-            self.uncounted(&[format!("{instance}/w:{execution_id}:{id}")]);
+    pub fn uncounted_activity(&self, item: &WorkItem, token: &str) {
+        if let WorkItem::ActivityExecute { instance, .. } = item {
+            self.uncounted(instance, &[activity(item)], token);
         }
     }
 
-    fn uncounted(&self, keys: &[String]) {
+    fn uncounted(&self, instance: &str, keys: &[String], token: &str) {
         self.with(|state| {
+            let Some(claim) = state.claims.get(&lock_of(instance, token)).copied() else { return };
             for key in keys {
-                if let Some(times) = state.handed.get_mut(key) {
-                    *times = times.saturating_sub(1);
+                if let Some(handed) = state.handed.get_mut(key) {
+                    handed.remove(&claim);
                 }
             }
         });
@@ -226,7 +229,7 @@ impl Ledger {
             for message in &item.messages {
                 let key = key(&item.instance, message);
                 state.handed.remove(&key);
-                if !comes_once(message) || state.reused.contains(&item.instance) {
+                if !comes_once(message) || state.is_reused(&item.instance) {
                     continue;
                 }
                 if let Some(before) = state.consumed.insert(key.clone(), token.to_owned()) {
@@ -240,6 +243,24 @@ impl Ledger {
 
     fn with<R>(&self, use_it: impl FnOnce(&mut State) -> R) -> R {
         use_it(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl State {
+    /// Whether it, or the root of its family, is going to be deleted.
+    fn is_reused(&self, instance: &str) -> bool {
+        instance.split("::").next().is_some_and(|root| self.reused.contains(root))
+    }
+}
+
+fn keys(item: &OrchestrationItem) -> Vec<String> {
+    item.messages.iter().map(|message| key(&item.instance, message)).collect()
+}
+
+fn activity(item: &WorkItem) -> String {
+    match item {
+        WorkItem::ActivityExecute { instance, execution_id, id, .. } => format!("{instance}/w:{execution_id}:{id}"),
+        other => format!("{other:?}"),
     }
 }
 

@@ -74,11 +74,11 @@ impl Witness {
     pub fn leaves(&self) {
         for (token, item) in std::mem::take(&mut *lock(&self.turns)) {
             self.ledger.ended(&self.holder(&token));
-            self.ledger.uncounted_turn(&item);
+            self.ledger.uncounted_turn(&item, &token);
         }
         for (token, item) in std::mem::take(&mut *lock(&self.activities)) {
             self.ledger.ended(&self.holder(&token));
-            self.ledger.uncounted_activity(&item);
+            self.ledger.uncounted_activity(&item, &token);
         }
     }
 
@@ -94,7 +94,7 @@ impl Witness {
         let kinds: Vec<&str> = item.messages.iter().map(kind).collect();
         self.tell(&item.instance, format!("has turn {token}, attempt {attempt}: {}", kinds.join(", ")));
         self.ledger.promised(Thing::Turn(item.instance.clone()), &self.holder(token), token);
-        self.ledger.handed_turn(item, attempt);
+        self.ledger.handed_turn(item, token, attempt);
         if let Some(gap) = gap(&item.history) {
             let detail = format!("the history of a turn has {gap}");
             let instance = item.instance.clone();
@@ -109,7 +109,7 @@ impl Witness {
             let thing = Thing::Activity(instance.clone(), *execution_id, *id);
             self.ledger.promised(thing, &self.holder(token), token);
         }
-        self.ledger.handed_activity(item, attempt);
+        self.ledger.handed_activity(item, token, attempt);
         lock(&self.activities).insert(token.to_owned(), item.clone());
     }
 }
@@ -186,7 +186,7 @@ impl Provider for Witness {
             Err(error) => {
                 self.tell(&instance, format!("could not commit turn {token}: {error}"));
                 if let Some(item) = item.filter(|_| error.message.contains("uncounted")) {
-                    self.ledger.uncounted_turn(&item);
+                    self.ledger.uncounted_turn(&item, token);
                 }
             }
         }
@@ -204,7 +204,7 @@ impl Provider for Witness {
         if let Some(item) = item {
             self.tell(&item.instance, format!("abandons turn {token}"));
             if ignore_attempt {
-                self.ledger.uncounted_turn(&item);
+                self.ledger.uncounted_turn(&item, token);
             }
         }
         self.provider.abandon_orchestration_item(token, delay, ignore_attempt).await
@@ -252,9 +252,12 @@ impl Provider for Witness {
     async fn ack_work_item(&self, token: &str, completion: Option<WorkItem>) -> Result<(), ProviderError> {
         self.ledger.ended(&self.holder(token));
         let ended = completion.as_ref().map_or("nothing", kind);
-        let item = lock(&self.activities).remove(token);
+        let item = lock(&self.activities).get(token).cloned();
         let call = self.provider.ack_work_item(token, completion);
         let acked = self.or_dropped("an ack of an activity", call).await.unwrap_or_else(gone);
+        if acked.is_ok() {
+            lock(&self.activities).remove(token);
+        }
         if let Some(WorkItem::ActivityExecute { instance, execution_id, id, .. }) = item {
             let outcome = acked.as_ref().map_or_else(ToString::to_string, |()| "done".to_owned());
             self.tell(&instance, format!("ends activity {execution_id}/{id} {token} with {ended}: {outcome}"));
@@ -291,7 +294,7 @@ impl Provider for Witness {
         self.ledger.ended(&self.holder(token));
         let item = lock(&self.activities).remove(token);
         if let Some(item) = item.filter(|_| ignore_attempt) {
-            self.ledger.uncounted_activity(&item);
+            self.ledger.uncounted_activity(&item, token);
         }
         self.provider.abandon_work_item(token, delay, ignore_attempt).await
     }

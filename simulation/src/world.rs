@@ -99,13 +99,15 @@ impl Plan {
 
 fn setup(dice: &mut Dice) -> Setup {
     let lock = |dice: &mut Dice| Duration::from_millis(dice.among(1_000..=5_000));
+    // duroxide renews once a second at most: a shorter lock would end before.
+    let renewed = |dice: &mut Dice| Duration::from_millis(dice.among(2_000..=5_000));
     Setup {
         turns: 2,
         activities: 2,
         tags: Vec::new(),
         turn_lock: lock(dice),
-        activity_lock: lock(dice),
-        session_lock: lock(dice),
+        activity_lock: renewed(dice),
+        session_lock: renewed(dice),
         long_poll: Duration::from_millis(*dice.pick(&[500, 5_000, 30_000])),
         max_attempts: 40,
     }
