@@ -47,7 +47,8 @@ impl Player {
         Self { program, variables: Vec::new(), told: String::new(), longest: Duration::from_secs(600) }
     }
 
-    fn one(&self, seed: u64) -> Result<Verdict> {
+    /// Plays one world, unless it turns out on the way that it is played in vain.
+    fn one(&self, seed: u64, in_vain: impl Fn() -> bool) -> Result<Option<Verdict>> {
         let began = Instant::now();
         let mut child = Command::new(&self.program)
             .args(["--seed", &seed.to_string()])
@@ -63,9 +64,13 @@ impl Player {
             if let Some(status) = child.try_wait()? {
                 break Some(status);
             }
-            if began.elapsed() > self.longest {
+            let given_up = in_vain();
+            if given_up || began.elapsed() > self.longest {
                 child.kill()?;
                 child.wait()?;
+                if given_up {
+                    return Ok(None);
+                }
                 break None;
             }
             std::thread::sleep(Duration::from_millis(10));
@@ -75,7 +80,7 @@ impl Player {
             said.push_str(&format!("seed {seed}: FAILED: it does not end\n"));
         }
         let is_well = status.is_some_and(|status| status.success());
-        Ok(Verdict { seed, is_well, said: said.trim_end().to_owned(), took: began.elapsed() })
+        Ok(Some(Verdict { seed, is_well, said: said.trim_end().to_owned(), took: began.elapsed() }))
     }
 }
 
@@ -99,7 +104,9 @@ pub fn play(player: &Player, seeds: Vec<u64>, jobs: usize, time: Option<Duration
     std::thread::scope(|scope| {
         let worker = || -> Result<()> {
             while let Some(seed) = next() {
-                let verdict = player.one(seed)?;
+                // Which world is the first to fail does not depend on how long others take.
+                let in_vain = || stop && lock(&verdicts).iter().any(|verdict| !verdict.is_well && verdict.seed < seed);
+                let Some(verdict) = player.one(seed, in_vain)? else { continue };
                 if !verdict.is_well {
                     bar.println(format!("seed {seed} failed"));
                 }

@@ -51,11 +51,17 @@ pub const LIST: &[Mutant] = &[
     },
     Mutant {
         name: "unfenced-sweep",
-        what: "a claim sweeps staged parts although it may have been overtaken",
+        what: "whoever meets an instance sweeps what is staged, also for a turn that is under way",
         edits: &[Edit {
-            file: "src/turn/staging.rs",
-            find: "Operation::replace(instance_id(), &next, Some(&ours.etag))",
-            replace: "Operation::replace(instance_id(), &next, Some(&ours.etag).filter(|_| !MUTANT))",
+            file: "src/turn/claim.rs",
+            find: "    if let Some(until) = document.locked_until(engine.now()) {",
+            replace: "    for note in document.staging.iter().filter(|_| MUTANT) {
+        for part in 0..note.parts {
+            let id = crate::model::StagedDocument::document_id(&note.key, part);
+            engine.store.delete(&document.instance_id, &id, None, deadline).await?;
+        }
+    }
+    if let Some(until) = document.locked_until(engine.now()) {",
         }],
     },
     Mutant {
