@@ -55,6 +55,15 @@ struct Promise {
     until: Duration,
 }
 
+/// What an instance's document says of who may write it.
+#[derive(Debug, Default)]
+struct Fence {
+    lock: Option<String>,
+    /// Locks that were given back, taken off or taken over.
+    lost: BTreeSet<String>,
+    last_turn: Option<String>,
+}
+
 /// The books.
 #[derive(Debug, Default)]
 pub struct Ledger {
@@ -75,6 +84,10 @@ struct State {
     /// Until when each lock that was seen on the wire lasts, by its holder's clock: by token, or a session's owner.
     locks: BTreeMap<String, u64>,
     consumed: BTreeMap<String, String>,
+    /// What the wire has last seen of each instance's document.
+    instances: BTreeMap<String, Fence>,
+    /// Activities that a committed turn has removed.
+    cancelled: BTreeSet<(String, String)>,
     /// Instances whose names may be used by another one after them.
     reused: BTreeSet<String>,
     broken: Vec<Broken>,
@@ -145,11 +158,65 @@ impl Ledger {
     pub fn claimed(&self, instance: &str, document: &str, token: &str, until: u64) {
         self.with(|state| {
             if state.locks.insert(lock_of(instance, token), until).is_none() {
-                let claims = state.claimed.entry((instance.to_owned(), document.to_owned())).or_default();
+                let claimed = (instance.to_owned(), document.to_owned());
+                if state.cancelled.contains(&claimed) && !state.is_reused(instance) {
+                    let (instance, detail) =
+                        (instance.to_owned(), format!("{document} was claimed after it was cancelled"));
+                    state.broken.push(Broken { invariant: "a cancelled activity is gone", instance, detail });
+                }
+                let claims = state.claimed.entry(claimed).or_default();
                 *claims += 1;
                 state.claims.insert(lock_of(instance, token), *claims);
             }
         });
+    }
+
+    /// The wire has seen an instance's document written: with this lock, after this turn. It was not there before where it was
+    /// created.
+    pub fn fenced(&self, instance: &str, lock: Option<&str>, last_turn: Option<&str>, created: bool) {
+        self.with(|state| {
+            if created {
+                state.instances.remove(instance);
+            }
+            let fence = state.instances.entry(instance.to_owned()).or_default();
+            let mut broken = None;
+            if lock.is_some_and(|lock| fence.lost.contains(lock)) {
+                broken = Some(format!("the lock {lock:?} was lost, and its holder writes the instance's document"));
+            }
+            if !created
+                && last_turn.is_some()
+                && fence.last_turn.as_deref() != last_turn
+                && fence.lock.as_deref() != last_turn
+            {
+                broken = Some(format!("the turn {last_turn:?} was committed while the lock was {:?}", fence.lock));
+            }
+            if fence.lock.as_deref() != lock {
+                fence.lost.extend(fence.lock.take());
+                fence.lock = lock.map(ToOwned::to_owned);
+            }
+            fence.last_turn = last_turn.map(ToOwned::to_owned);
+            state.broken.extend(broken.map(|detail| Broken {
+                invariant: "who lost a lock writes no more",
+                instance: instance.to_owned(),
+                detail,
+            }));
+        });
+    }
+
+    /// `holder` was told that it has ended `thing`.
+    pub fn done(&self, thing: &Thing, holder: &str) {
+        self.with(|state| {
+            let other = state.promises.get(thing).filter(|promise| promise.holder != holder);
+            let Some(other) = other.filter(|_| !state.is_reused(thing.instance())) else { return };
+            let detail = format!("{holder} has ended {thing:?}, which was handed to {} after it", other.holder);
+            let instance = thing.instance().to_owned();
+            state.broken.push(Broken { invariant: "who lost a lock writes no more", instance, detail });
+        });
+    }
+
+    /// A turn of this instance was committed that has removed this activity.
+    pub fn cancelled(&self, instance: &str, execution: u64, activity: u64) {
+        self.with(|state| state.cancelled.insert((instance.to_owned(), format!("w:{execution}:{activity}"))));
     }
 
     /// A turn was handed out, for the `attempt`th time as the provider says.

@@ -4,7 +4,7 @@
 //! in a [`host`] of its own, and clients that want things done ([`errand`]). Time is virtual, [`weather`] and fate (kills,
 //! stops, clocks that are off, splits) are drawn too, and so the same number is the same [`story`], request by request. While
 //! it goes on, a [`witness`] between each runtime and its provider checks every promise that the provider makes; when it is
-//! over, the [`audit`] checks histories and documents.
+//! over, the [`audit`] checks histories and documents. That they would find a bug is tested by bugs ([`mutants`]).
 #![warn(missing_docs)]
 
 pub mod audit;
@@ -15,6 +15,7 @@ pub mod fate;
 pub mod host;
 pub mod ledger;
 pub mod many;
+pub mod mutants;
 pub mod script;
 pub mod seams;
 pub mod story;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{bail, Context, Result};
 use clap::Parser;
-use simulation::many::{self, Verdict};
+use simulation::many::{self, Player, Verdict};
 use simulation::world::{self, Outcome, Plan};
 
 /// The local account clones documents for every query: half of a world's time is the allocator's.
@@ -66,7 +66,9 @@ fn run(options: &Options) -> Result<bool> {
     }
     match (options.seed, options.seeds) {
         (Some(seed), _) => one(seed, options),
-        (None, Some((from, to))) => summary(&many::play((from..to).collect(), jobs, None, options.stop)?),
+        (None, Some((from, to))) => {
+            summary(&many::play(&Player::this()?, (from..to).collect(), jobs, None, options.stop)?)
+        }
         (None, None) => bail!("say which world to play: --seed 7, --seeds 1..500 or --today"),
     }
 }
@@ -110,14 +112,15 @@ fn again(seed: u64) -> String {
 
 /// Plays the day's worlds for a minute and a half, and those that ever failed.
 fn today(jobs: usize) -> Result<bool> {
+    let player = Player::this()?;
     let day = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() / 86_400;
     let failed = EVER_FAILED.lines().filter_map(|line| line.split_whitespace().next()?.parse().ok());
     let failed: Vec<u64> = failed.collect();
     println!("{} worlds that once failed", failed.len());
-    let mended = summary(&many::play(failed, jobs, None, false)?)?;
+    let mended = summary(&many::play(&player, failed, jobs, None, false)?)?;
     println!("day {day}: worlds from {} on", day * 1_000);
     let new = (day * 1_000..(day + 1) * 1_000).collect();
-    let new = summary(&many::play(new, jobs, Some(Duration::from_secs(75)), false)?)?;
+    let new = summary(&many::play(&player, new, jobs, Some(Duration::from_secs(75)), false)?)?;
     Ok(mended && new)
 }
 

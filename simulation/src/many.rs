@@ -2,6 +2,7 @@
 //! hangs can be killed.
 
 use std::collections::VecDeque;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -22,15 +23,74 @@ pub struct Verdict {
     pub took: Duration,
 }
 
-/// No world takes so long, unless something in it never ends.
-const LONGEST: Duration = Duration::from_secs(600);
+/// A program that plays one world, as the simulation does with `--seed`.
+#[derive(Clone, Debug)]
+pub struct Player {
+    /// The program.
+    pub program: PathBuf,
+    /// Environment variables that it has besides this process's own.
+    pub variables: Vec<(String, String)>,
+    /// What is told of it beside the progress.
+    pub told: String,
+    /// No world takes so long, unless something in it never ends.
+    pub longest: Duration,
+}
+
+impl Player {
+    /// This program.
+    pub fn this() -> Result<Self> {
+        Ok(Self::of(std::env::current_exe().context("this program can't be found")?))
+    }
+
+    /// Another one.
+    pub fn of(program: PathBuf) -> Self {
+        Self { program, variables: Vec::new(), told: String::new(), longest: Duration::from_secs(600) }
+    }
+
+    /// Plays one world, unless it turns out on the way that it is played in vain.
+    fn one(&self, seed: u64, in_vain: impl Fn() -> bool) -> Result<Option<Verdict>> {
+        let began = Instant::now();
+        let mut child = Command::new(&self.program)
+            .args(["--seed", &seed.to_string()])
+            .envs(self.variables.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("a world can't be started")?;
+        let said = child.stdout.take().map(read);
+        let complained = child.stderr.take().map(read);
+        let status = loop {
+            if let Some(status) = child.try_wait()? {
+                break Some(status);
+            }
+            let given_up = in_vain();
+            if given_up || began.elapsed() > self.longest {
+                child.kill()?;
+                child.wait()?;
+                if given_up {
+                    return Ok(None);
+                }
+                break None;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        let mut said: String = [said, complained].into_iter().flatten().filter_map(|text| text.join().ok()).collect();
+        if status.is_none() {
+            said.push_str(&format!("seed {seed}: FAILED: it does not end\n"));
+        }
+        let is_well = status.is_some_and(|status| status.success());
+        Ok(Some(Verdict { seed, is_well, said: said.trim_end().to_owned(), took: began.elapsed() }))
+    }
+}
 
 /// Plays these worlds, `jobs` at once, until all are played, `time` is over, or, if that is wanted, one has failed.
-pub fn play(seeds: Vec<u64>, jobs: usize, time: Option<Duration>, stop: bool) -> Result<Vec<Verdict>> {
+pub fn play(player: &Player, seeds: Vec<u64>, jobs: usize, time: Option<Duration>, stop: bool) -> Result<Vec<Verdict>> {
     let began = Instant::now();
     let bar = ProgressBar::new(seeds.len() as u64);
     let style = "{bar:30} {pos}/{len} worlds, {elapsed} gone, {eta} to go {msg}";
     bar.set_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.set_message(player.told.clone());
     let waiting = Mutex::new(VecDeque::from(seeds));
     let verdicts: Mutex<Vec<Verdict>> = Mutex::default();
     let next = || {
@@ -44,7 +104,9 @@ pub fn play(seeds: Vec<u64>, jobs: usize, time: Option<Duration>, stop: bool) ->
     std::thread::scope(|scope| {
         let worker = || -> Result<()> {
             while let Some(seed) = next() {
-                let verdict = one(seed)?;
+                // Which world is the first to fail does not depend on how long others take.
+                let in_vain = || stop && lock(&verdicts).iter().any(|verdict| !verdict.is_well && verdict.seed < seed);
+                let Some(verdict) = player.one(seed, in_vain)? else { continue };
                 if !verdict.is_well {
                     bar.suspend(|| eprintln!("seed {seed} failed"));
                 }
@@ -64,37 +126,6 @@ pub fn play(seeds: Vec<u64>, jobs: usize, time: Option<Duration>, stop: bool) ->
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn one(seed: u64) -> Result<Verdict> {
-    let began = Instant::now();
-    let program = std::env::current_exe().context("this program can't be found")?;
-    let mut child = Command::new(program)
-        .args(["--seed", &seed.to_string()])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .context("a world can't be started")?;
-    let said = child.stdout.take().map(read);
-    let complained = child.stderr.take().map(read);
-    let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break Some(status);
-        }
-        if began.elapsed() > LONGEST {
-            child.kill()?;
-            child.wait()?;
-            break None;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    };
-    let mut said: String = [said, complained].into_iter().flatten().filter_map(|text| text.join().ok()).collect();
-    if status.is_none() {
-        said.push_str(&format!("seed {seed}: FAILED: it does not end\n"));
-    }
-    let is_well = status.is_some_and(|status| status.success());
-    Ok(Verdict { seed, is_well, said: said.trim_end().to_owned(), took: began.elapsed() })
 }
 
 /// Reads all that comes, aside, so that the process is never held up by it.

@@ -318,7 +318,11 @@ impl Parcels {
             if !self.seen.insert(parcel.clone()) {
                 return Err(format!("message {parcel:?} came twice"));
             }
-            self.numbers.insert(parcel.number);
+            // One client puts them into the queue, each after the one before it is there.
+            let last = self.numbers.last().copied();
+            if self.numbers.insert(parcel.number) && last.is_some_and(|last| last > parcel.number) {
+                return Err(format!("message {parcel:?} came after {last:?}"));
+            }
         }
         Ok(count)
     }

@@ -121,6 +121,14 @@ pub fn gap(history: &[Event]) -> Option<String> {
     wrong.map(|(position, id)| format!("event {id} at position {}", position + 1))
 }
 
+/// The activities of the instance that are gone once the turn that cancels them is committed. Those of a large turn, which
+/// may be staged, go a while later.
+fn removed_at_once(instance: &str, size: usize, cancelled: &[ScheduledActivityIdentifier]) -> Vec<(u64, u64)> {
+    const SMALL: usize = 40;
+    let own = cancelled.iter().filter(|activity| activity.instance == instance && size + cancelled.len() < SMALL);
+    own.map(|activity| (activity.execution_id, activity.activity_id)).collect()
+}
+
 fn kind(message: &WorkItem) -> &'static str {
     duroxide::runtime::kind_of(message)
 }
@@ -173,6 +181,7 @@ impl Provider for Witness {
         self.ledger.ended(&self.holder(token));
         let instance = item.as_ref().map_or("?", |item| &item.instance).to_owned();
         let written = format!("{} events, {} activities, {} messages", events.len(), work.len(), messages.len());
+        let removed = removed_at_once(&instance, events.len() + work.len() + messages.len(), &cancelled);
         let call = self.provider.ack_orchestration_item(token, execution, events, work, messages, metadata, cancelled);
         let acked = self.or_dropped("an ack of a turn", call).await.unwrap_or_else(gone);
         match &acked {
@@ -182,6 +191,7 @@ impl Provider for Witness {
                 if let Some(item) = item {
                     self.ledger.committed(&item, token);
                 }
+                removed.iter().for_each(|(execution, id)| self.ledger.cancelled(&instance, *execution, *id));
             }
             Err(error) => {
                 self.tell(&instance, format!("could not commit turn {token}: {error}"));
@@ -259,6 +269,10 @@ impl Provider for Witness {
             lock(&self.activities).remove(token);
         }
         if let Some(WorkItem::ActivityExecute { instance, execution_id, id, .. }) = item {
+            if acked.is_ok() {
+                let thing = Thing::Activity(instance.clone(), execution_id, id);
+                self.ledger.done(&thing, &self.holder(token));
+            }
             let outcome = acked.as_ref().map_or_else(ToString::to_string, |()| "done".to_owned());
             self.tell(&instance, format!("ends activity {execution_id}/{id} {token} with {ended}: {outcome}"));
         }

@@ -676,9 +676,10 @@ fn observe(story: &Story, ledger: &Ledger, request: &WireRequest<'_>, answer: &W
     match request.kind {
         RequestKind::Batch => {
             let bodies = body.as_array().into_iter().flatten().filter_map(|operation| operation.get("resourceBody"));
-            bodies.for_each(|document| note_lock(ledger, document));
+            bodies.for_each(|document| note_lock(ledger, document, false));
         }
-        RequestKind::Create | RequestKind::Replace | RequestKind::Upsert => note_lock(ledger, &body),
+        RequestKind::Create => note_lock(ledger, &body, true),
+        RequestKind::Replace | RequestKind::Upsert => note_lock(ledger, &body, false),
         _ => {}
     }
 }
@@ -701,8 +702,12 @@ fn describe(request: &WireRequest<'_>) -> String {
 }
 
 /// Notes who holds what, from a document that was written.
-fn note_lock(ledger: &Ledger, document: &Value) {
+fn note_lock(ledger: &Ledger, document: &Value, created: bool) {
     let text = |property: &str| document[property].as_str().unwrap_or("");
+    if text("type") == "instance" {
+        let (lock, last_turn) = (document["lock"]["token"].as_str(), document["lastTurn"].as_str());
+        ledger.fenced(text("instanceId"), lock, last_turn, created);
+    }
     match text("type") {
         "instance" | "work" => {
             let lock = &document["lock"];

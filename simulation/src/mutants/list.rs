@@ -1,0 +1,322 @@
+//! The mutants.
+
+use super::{Edit, Mutant};
+
+/// Bugs that a storage provider must not have, and that the simulation must find.
+pub const LIST: &[Mutant] = &[
+    Mutant {
+        name: "ghost-message",
+        what: "a turn consumes messages that it only remembers, whether they are still there or not",
+        edits: &[
+            Edit {
+                file: "src/turn/plan.rs",
+                find: "return Ok(Operation::delete(id, Some(etag)));",
+                replace: "return Ok(Operation::delete(id, Some(etag).filter(|_| !MUTANT)));",
+            },
+            Edit {
+                file: "src/turn/plan.rs",
+                find: "Operation::replace(id, &marker, Some(etag))",
+                replace: "Operation::replace(id, &marker, Some(etag).filter(|_| !MUTANT))",
+            },
+            Edit {
+                file: "src/turn/commit.rs",
+                find: "rolled_back.status == 404 && WorkDocument::is_work_id(id)",
+                replace: "rolled_back.status == 404 && (WorkDocument::is_work_id(id) || MUTANT)",
+            },
+            Edit {
+                file: "src/turn/commit.rs",
+                find: "if !plan.document.staging.is_empty() {",
+                replace: "plan.consumption.retain(|operation| !gone.iter().any(|id| id == operation.document_id()));
+        if !plan.document.staging.is_empty() {",
+            },
+        ],
+    },
+    Mutant {
+        name: "unfenced-commit",
+        what: "a commit does not depend on the instance's document being as its turn left it",
+        edits: &[Edit {
+            file: "src/turn/commit.rs",
+            find: "Operation::replace(instance_id(), &plan.document, Some(&state.etag))",
+            replace: "Operation::replace(instance_id(), &plan.document, Some(&state.etag).filter(|_| !MUTANT))",
+        }],
+    },
+    Mutant {
+        name: "delivery-without-marker",
+        what: "a consumed delivery leaves no marker, so that its second copy is new",
+        edits: &[Edit {
+            file: "src/turn/plan.rs",
+            find: "if !document.delivered {",
+            replace: "if !document.delivered || MUTANT {",
+        }],
+    },
+    Mutant {
+        name: "unfenced-sweep",
+        what: "whoever meets an instance sweeps what is staged, also for a turn that is under way",
+        edits: &[Edit {
+            file: "src/turn/claim.rs",
+            find: "    if let Some(until) = document.locked_until(engine.now()) {",
+            replace: "    for note in document.staging.iter().filter(|_| MUTANT) {
+        for part in 0..note.parts {
+            let id = crate::model::StagedDocument::document_id(&note.key, part);
+            engine.store.delete(&document.instance_id, &id, None, deadline).await?;
+        }
+    }
+    if let Some(until) = document.locked_until(engine.now()) {",
+        }],
+    },
+    Mutant {
+        name: "uncounted-turn",
+        what: "a claim of a turn is not counted",
+        edits: &[Edit {
+            file: "src/turn/claim.rs",
+            find: "document.claims.remove(1);
+    }
+    document.claims.push(now);",
+            replace: "document.claims.remove(1);
+    }
+    if !MUTANT {
+        document.claims.push(now);
+    }",
+        }],
+    },
+    Mutant {
+        name: "uncounted-activity",
+        what: "a claim of an activity that was claimed before is not counted",
+        edits: &[Edit {
+            file: "src/work/claim.rs",
+            find: "document.attempts += 1;",
+            replace: "document.attempts += u32::from(!(MUTANT && document.attempts > 0));",
+        }],
+    },
+    Mutant {
+        name: "lost-answer-is-failure",
+        what: "a delivery whose answer was lost is sent again as another message",
+        edits: &[Edit {
+            file: "src/outbox/mod.rs",
+            find: "    let written = engine.store.create(&intent.target, &id, &intent.document, deadline).await?;",
+            replace: "    let written = engine.store.create(&intent.target, &id, &intent.document, deadline).await?;
+    if MUTANT && matches!(written, WriteOutcome::Refused(Refusal::Exists)) {
+        let mut again = intent.document.clone();
+        let id = DocumentId::new(\"m\", &[&engine.new_token(), \"0\"]);
+        again[\"id\"] = serde_json::Value::from(id.to_string());
+        engine.store.create(&intent.target, &id, &again, deadline).await?;
+    }",
+        }],
+    },
+    Mutant {
+        name: "completion-apart",
+        what: "an activity is deleted by one request and its completion created by the next",
+        edits: &[
+            Edit {
+                file: "src/work/complete.rs",
+                find: "message.filter(|m| m.instance_id == handle.partition)",
+                replace: "message.filter(|m| m.instance_id == handle.partition && !MUTANT)",
+            },
+            Edit {
+                file: "src/work/complete.rs",
+                find: "message.filter(|m| m.instance_id != handle.partition)",
+                replace: "message.filter(|m| m.instance_id != handle.partition || MUTANT)",
+            },
+        ],
+    },
+    Mutant {
+        name: "early-timer",
+        what: "a timer that this process remembers goes with the next turn, due or not",
+        edits: &[Edit {
+            file: "src/turn/open.rs",
+            find: "m.document.due <= ours.claimed_at && !engine",
+            replace: "(m.document.due <= ours.claimed_at || MUTANT) && !engine",
+        }],
+    },
+    Mutant {
+        name: "stale-history",
+        what: "a claim that was refused for what it knew is made again with the history that it knew",
+        edits: &[
+            Edit {
+                file: "src/turn/claim.rs",
+                find: "    // What was cached may be stale, so there is a second look at most.",
+                replace: "    let stale = known.as_ref().and_then(|known| known.contents.clone()).filter(|_| MUTANT);",
+            },
+            Edit {
+                file: "src/turn/claim.rs",
+                find: "                known = look(engine, partition, deadline).await?;
+",
+                replace: "                known = look(engine, partition, deadline).await?;
+                if let (Some(known), Some(stale)) = (&mut known, &stale) {
+                    known.contents = Some(stale.clone());
+                }
+",
+            },
+        ],
+    },
+    Mutant {
+        name: "lock-ignored",
+        what: "a hint says that an activity is free, and its lock is not looked at",
+        edits: &[Edit {
+            file: "src/work/claim.rs",
+            find: "if document.due > now {",
+            replace: "if document.due > now && !(MUTANT && document.lock.is_some()) {",
+        }],
+    },
+    Mutant {
+        name: "unconditional-claim",
+        what: "two processes that claim an instance at once both have it",
+        edits: &[Edit {
+            file: "src/turn/claim.rs",
+            find: "engine.store.replace(partition, &instance_id(), &document, Some(&etag), deadline)",
+            replace:
+                "engine.store.replace(partition, &instance_id(), &document, Some(&etag).filter(|_| !MUTANT), deadline)",
+        }],
+    },
+    Mutant {
+        name: "session-of-another",
+        what: "a session is taken without a look at its owner",
+        edits: &[Edit {
+            file: "src/work/session.rs",
+            find: "found.document.locked_until > now && found.document.owner != owner.owner_id",
+            replace: "found.document.locked_until > now && found.document.owner != owner.owner_id && !MUTANT",
+        }],
+    },
+    Mutant {
+        name: "part-skipped",
+        what: "a roll-forward leaves out the last part of a committed turn",
+        edits: &[Edit {
+            file: "src/turn/staging.rs",
+            find: "if rolling.next + 1 < rolling.parts {",
+            replace: "if rolling.next + 1 + usize::from(MUTANT) < rolling.parts {",
+        }],
+    },
+    Mutant {
+        name: "turn-before-history",
+        what: "a turn is handed out before the one before it is rolled forward",
+        edits: &[Edit {
+            file: "src/turn/claim.rs",
+            find: "if document.rolling.is_some() {",
+            replace: "if document.rolling.is_some() && !MUTANT {",
+        }],
+    },
+    Mutant {
+        name: "values-outlive-instance",
+        what: "a deletion leaves the values of the instance",
+        edits: &[Edit {
+            file: "src/admin/erase.rs",
+            find: "rows.retain(|row| row.kind != kind::INSTANCE);",
+            replace: "rows.retain(|row| row.kind != kind::INSTANCE && !(MUTANT && row.kind == kind::KV));",
+        }],
+    },
+    Mutant {
+        name: "payload-left-behind",
+        what: "an activity that ends leaves the document of its input",
+        edits: &[Edit {
+            file: "src/work/complete.rs",
+            find: "let mut with_payload = state.document.has_payload_document();",
+            replace: "let mut with_payload = state.document.has_payload_document() && !MUTANT;",
+        }],
+    },
+    Mutant {
+        name: "late-completion",
+        what: "a worker that has lost its activity ends it all the same",
+        edits: &[
+            Edit {
+                file: "src/work/complete.rs",
+                find: "if state.closed || state.until <= engine.now() {
+        return Err(not_held(OPERATION, \"its lock has expired or was given up\"));",
+                replace: "if state.closed || (state.until <= engine.now() && !MUTANT) {
+        return Err(not_held(OPERATION, \"its lock has expired or was given up\"));",
+            },
+            Edit {
+                file: "src/work/complete.rs",
+                find: "Operation::delete(state.document.id.clone(), Some(&state.etag))",
+                replace: "Operation::delete(state.document.id.clone(), Some(&state.etag).filter(|_| !MUTANT))",
+            },
+            Edit {
+                file: "src/work/complete.rs",
+                find: "        let deadline = engine.deadline_at(state.until);
+        let mut operations",
+                replace:
+                    "        let deadline = if MUTANT { engine.deadline() } else { engine.deadline_at(state.until) };
+        let mut operations",
+            },
+        ],
+    },
+    Mutant {
+        name: "intent-forgotten",
+        what: "an intent is deleted before its message is delivered",
+        edits: &[Edit {
+            file: "src/outbox/mod.rs",
+            find: "        let arrived = deliver_all(&engine_too, intents, deadline).await;
+        if sender",
+            replace: "        if MUTANT {
+            forget(&engine_too, intents.clone(), deadline).await;
+        }
+        let arrived = deliver_all(&engine_too, intents, deadline).await;
+        if sender",
+        }],
+    },
+    Mutant {
+        name: "renewal-without-effect",
+        what: "the renewal of an activity's lock is not seen by those who look for expired ones",
+        edits: &[Edit {
+            file: "src/work/complete.rs",
+            find: "        document.due = until;",
+            replace: "        if !MUTANT {
+            document.due = until;
+        }",
+        }],
+    },
+    Mutant {
+        name: "events-not-noted",
+        what: "the instance's document does not note the events of a turn",
+        edits: &[Edit {
+            file: "src/turn/plan.rs",
+            find: "ack.execution != document.execution || document.events.insert(event.event_id)",
+            replace: "ack.execution != document.execution || MUTANT || document.events.insert(event.event_id)",
+        }],
+    },
+    Mutant {
+        name: "cancelled-activity-stays",
+        what: "an activity that lost a race is not removed",
+        edits: &[Edit {
+            file: "src/turn/plan.rs",
+            find: "Partition::instance(&activity.instance).ok().as_ref() != Some(self.partition)",
+            replace: "MUTANT || Partition::instance(&activity.instance).ok().as_ref() != Some(self.partition)",
+        }],
+    },
+    Mutant {
+        name: "values-lost-when-continued",
+        what: "an execution that continues as new does not see what the one before it has written",
+        edits: &[Edit {
+            file: "src/turn/plan.rs",
+            find: "    if ends {
+        document.epoch += 1;",
+            replace: "    if ends && !MUTANT {
+        document.epoch += 1;",
+        }],
+    },
+    Mutant {
+        name: "copy-not-known",
+        what: "a message that a repeated request writes again after it was consumed is consumed again",
+        edits: &[
+            Edit {
+                file: "src/turn/open.rs",
+                find: "let ids = loaded.messages.iter().map(|m| &m.document.id);",
+                replace: "let ids = loaded.messages.iter().map(|m| &m.document.id).filter(|_| !MUTANT);",
+            },
+            Edit { file: "src/enqueue.rs", find: "if marks.iter().all(", replace: "if MUTANT || marks.iter().all(" },
+        ],
+    },
+    Mutant {
+        name: "queue-without-order",
+        what: "messages are handed out newest first",
+        edits: &[Edit {
+            file: "src/turn/load.rs",
+            find: "    messages.dedup_by(|a, b| a.document.id == b.document.id);
+    let all",
+            replace: "    messages.dedup_by(|a, b| a.document.id == b.document.id);
+    if MUTANT {
+        messages.reverse();
+    }
+    let all",
+        }],
+    },
+];
