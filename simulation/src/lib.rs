@@ -17,6 +17,7 @@ pub mod ledger;
 pub mod many;
 pub mod script;
 pub mod seams;
+pub mod soak;
 pub mod story;
 pub mod weather;
 pub mod witness;
