@@ -1,5 +1,6 @@
 //! The worker processes: started, killed, stopped for a while, told to leave, and started again.
 
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -151,7 +152,8 @@ struct Process {
 
 impl Process {
     fn start(stage: &Arc<Stage>, endpoint: &str, place: usize) -> Result<Self> {
-        let mut child = Command::new(std::env::current_exe()?)
+        let mut child = Command::new(program()?)
+            .arg0("soak")
             .args(["worker", endpoint, &place.to_string()])
             .env("COSMOS_DISABLE_IMDS", "1")
             .stdin(Stdio::piped())
@@ -209,6 +211,14 @@ impl Process {
         anyhow::ensure!(done == 0, "a worker can't be signalled: {}", std::io::Error::last_os_error());
         Ok(())
     }
+}
+
+/// This program. On Linux by a name that stays this very program's, also when it is compiled again meanwhile.
+fn program() -> Result<PathBuf> {
+    if cfg!(target_os = "linux") {
+        return Ok(PathBuf::from("/proc/self/exe"));
+    }
+    std::env::current_exe().context("this program can't be found")
 }
 
 /// Adds up the activities that a worker says it has begun.

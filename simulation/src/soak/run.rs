@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use duroxide::Client;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 use serde_json::Value;
 use tokio::task::JoinSet;
 
@@ -194,7 +194,7 @@ async fn show(stage: Arc<Stage>, time: Duration) {
             eprintln!("{:>5.1} min: {}", begun.elapsed().as_secs_f64() / 60.0, stage.tally.read().line());
         }
     }
-    let bar = ProgressBar::new(time.as_secs());
+    let bar = ProgressBar::new(time.as_secs()).with_finish(ProgressFinish::AndClear);
     let style = ProgressStyle::with_template("{spinner} {bar:20} {elapsed_precise} {wide_msg}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     loop {

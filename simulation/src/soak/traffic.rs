@@ -23,6 +23,8 @@ pub struct Family {
     pub fates: BTreeMap<String, Fate>,
     /// Since when it is done; none while it is under way.
     pub done: Option<Instant>,
+    /// Whether it was looked at and is being deleted, which may take several attempts.
+    pub condemned: bool,
 }
 
 impl Family {
@@ -51,7 +53,8 @@ impl Register {
     fn begun(&self, name: &str, errand: &Errand) {
         let fates = errand.fates(name).into_iter().collect();
         self.with(|entries| {
-            entries.families.insert(name.to_owned(), Family { name: name.to_owned(), fates, done: None });
+            let family = Family { name: name.to_owned(), fates, done: None, condemned: false };
+            entries.families.insert(name.to_owned(), family);
             if matches!(errand, Errand::Prune(_)) {
                 entries.pruned.insert(name.to_owned());
             }
@@ -66,7 +69,22 @@ impl Register {
         });
     }
 
-    /// A family was looked at and deleted: all of it must stay gone.
+    /// A family was looked at, and from here on all of it is to be gone.
+    pub fn condemn(&self, name: &str) {
+        self.with(|entries| {
+            if let Some(family) = entries.families.get_mut(name) {
+                family.condemned = true;
+                family.fates.values_mut().for_each(|fate| *fate = Fate::Gone);
+            }
+        });
+    }
+
+    /// Families that are being deleted.
+    pub fn condemned(&self) -> Vec<Family> {
+        self.with(|entries| entries.families.values().filter(|family| family.condemned).cloned().collect())
+    }
+
+    /// A family is deleted: all of it must stay gone.
     pub fn deleted(&self, family: &Family) {
         self.with(|entries| {
             entries.families.remove(&family.name);
@@ -82,9 +100,9 @@ impl Register {
         })
     }
 
-    /// Families whose errands are done since at least `age`.
+    /// Families whose errands are done since at least `age`, but for those that are being deleted.
     pub fn done_since(&self, age: Duration) -> Vec<Family> {
-        let is_old = |family: &&Family| family.done.is_some_and(|done| done.elapsed() >= age);
+        let is_old = |family: &&Family| !family.condemned && family.done.is_some_and(|done| done.elapsed() >= age);
         self.with(|entries| entries.families.values().filter(is_old).cloned().collect())
     }
 
@@ -212,7 +230,7 @@ mod tests {
 
     #[test]
     fn a_family_has_descendants_and_no_namesakes() {
-        let family = Family { name: "o1".to_owned(), fates: BTreeMap::new(), done: None };
+        let family = Family { name: "o1".to_owned(), fates: BTreeMap::new(), done: None, condemned: false };
         for instance in ["o1", "o1::sub::2", "o1.d3", "o1.d3::sub::2", "o1 account 0"] {
             assert!(family.has(instance), "{instance}");
         }

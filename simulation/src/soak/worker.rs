@@ -46,7 +46,7 @@ pub fn setup(place: usize) -> Setup {
         turn_lock: Duration::from_secs(4),
         activity_lock: Duration::from_secs(5),
         session_lock: Duration::from_secs(5),
-        long_poll: Duration::from_secs(if place % 2 == 0 { 30 } else { 2 }),
+        long_poll: Duration::from_secs(if place.is_multiple_of(2) { 30 } else { 2 }),
         max_attempts: 40,
     }
 }
