@@ -1,5 +1,6 @@
 //! The served account's own endpoints, under `/_emulator/`: counters, rules, splits. They need no credential.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use azure_core::http::Method;
@@ -13,13 +14,16 @@ use crate::rules::{WireAction, WireRule};
 
 const ROOT: &str = "_emulator";
 
-/// A rule in JSON, such as `{"kind":"batch","times":2,"action":{"type":"refuse","status":429}}`.
+/// A rule in JSON, such as `{"kind":"batch","times":2,"action":{"type":"refuse","status":429}}`, or for a share of the
+/// requests, `{"one_in":20,"action":{"type":"lose_answer"}}`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RuleRequest {
     action: ActionRequest,
     kind: Option<RequestKind>,
     client: Option<String>,
+    /// Of the requests that match otherwise, one in so many, at random.
+    one_in: Option<NonZeroU32>,
     #[serde(default)]
     skip: u64,
     times: Option<u64>,
@@ -33,6 +37,7 @@ enum ActionRequest {
     FailConnection,
     LoseAnswer,
     Delay { ms: u64 },
+    DelayAnswer { ms: u64 },
 }
 
 #[derive(Debug, Deserialize)]
@@ -60,10 +65,7 @@ pub(crate) async fn answer(account: &LocalAccount, request: &Outgoing) -> Answer
             done()
         }
         (Method::Post, ["faults"]) => add_rule(account, &request.body),
-        (Method::Delete, ["faults"]) => {
-            account.wire().clear();
-            done()
-        }
+        (Method::Delete, ["faults"]) => Answer::json(200, &json!({ "hits": account.wire().clear() })),
         (Method::Post, ["split"]) => split(account, &request.body).await,
         _ => Answer::refusal(404, None, "There is no such control endpoint."),
     }
@@ -109,6 +111,9 @@ impl From<RuleRequest> for WireRule {
         if let Some(client) = request.client {
             rule = rule.client(client);
         }
+        if let Some(one_in) = request.one_in {
+            rule = rule.matching(move |_| fastrand::u32(..one_in.get()) == 0);
+        }
         match request.times {
             Some(times) => rule.times(times),
             None => rule,
@@ -128,6 +133,7 @@ impl From<ActionRequest> for WireAction {
             ActionRequest::FailConnection => Self::FailConnection,
             ActionRequest::LoseAnswer => Self::LoseAnswer,
             ActionRequest::Delay { ms } => Self::Delay(Duration::from_millis(ms)),
+            ActionRequest::DelayAnswer { ms } => Self::DelayAnswer(Duration::from_millis(ms)),
         }
     }
 }

@@ -28,7 +28,7 @@ pub enum WireAction {
     /// A batch is answered with 207 because of one operation, without reaching the store: that operation has the
     /// status, the others 424. For requests other than batches it is a [`Refuse`](Self::Refuse).
     RefuseBatchOperation {
-        /// The operation's position in the batch.
+        /// The operation's position in the batch; of a shorter batch it is the last one.
         index: usize,
         /// The operation's status.
         status: u16,
@@ -167,8 +167,10 @@ impl RuleBook {
         WireRuleHandle { rule, book: Arc::clone(self) }
     }
 
-    pub fn clear(&self) {
-        self.with(Vec::clear);
+    /// Takes all rules away: how many requests each was applied to, in the order in which they were added.
+    pub fn clear(&self) -> Vec<u64> {
+        let rules = self.with(std::mem::take);
+        rules.iter().map(|active| *active.hits.borrow()).collect()
     }
 
     fn remove(&self, rule: &Arc<Active>) {

@@ -76,9 +76,10 @@ impl Wire {
         self.rules.add(rule)
     }
 
-    /// Takes all rules away; requests that they hold stay held.
-    pub fn clear(&self) {
-        self.rules.clear();
+    /// Takes all rules away; requests that they hold stay held. Says how many requests each was applied to, in the order in
+    /// which they were added.
+    pub fn clear(&self) -> Vec<u64> {
+        self.rules.clear()
     }
 
     /// Shows every exchange to `observer` once it has its answer, before the answer goes back. Only the first one counts.
@@ -205,7 +206,10 @@ impl fmt::Debug for Wire {
 fn refuse_operation(facts: &Facts, index: usize, status: u16, substatus: Option<u32>) -> Answer {
     let operations = facts.body.as_ref().and_then(|body| body.as_array());
     match operations {
-        Some(operations) => Answer::rolled_back(operations.len(), index, status, substatus),
+        Some(operations) => {
+            let last = operations.len().saturating_sub(1);
+            Answer::rolled_back(operations.len(), index.min(last), status, substatus)
+        }
         None => Answer::refusal(status, substatus, "Refused by a rule on the wire."),
     }
 }

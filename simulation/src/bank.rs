@@ -23,6 +23,8 @@ pub const OPENING_BALANCE: i64 = 1_000;
 /// What clients want of the bank.
 #[derive(Clone, Debug)]
 pub struct Business {
+    /// What the names of its accounts begin with: no two banks share one.
+    pub prefix: String,
     /// How many accounts there are.
     pub accounts: usize,
     /// Who pays whom how much; a transfer's number is its place here.
@@ -49,12 +51,12 @@ impl Business {
             let to = (from + 1 + some(dice) % (accounts - 1).max(1)) % accounts;
             Transfer { from, to, amount: i64::try_from(dice.among(1..=9)).unwrap_or(1) }
         });
-        Self { accounts, transfers: transfers.collect() }
+        Self { prefix: String::new(), accounts, transfers: transfers.collect() }
     }
 
     /// The instance that is an account.
-    pub fn instance(account: usize) -> String {
-        format!("account {account}")
+    pub fn instance(&self, account: usize) -> String {
+        format!("{}account {account}", self.prefix)
     }
 
     /// What an account must know to close: how many transfers it sends and how many it gets.

@@ -68,7 +68,7 @@ impl Errand {
             Self::Poison => vec![(name.to_owned(), Fate::Poisoned)],
             Self::Bank(business) => {
                 let accounts = 0..business.accounts;
-                accounts.map(|n| (Business::instance(n), Fate::Balance(business.balance(n)))).collect()
+                accounts.map(|n| (business.instance(n), Fate::Balance(business.balance(n)))).collect()
             }
         }
     }
@@ -163,17 +163,17 @@ impl Errands {
     }
 
     async fn bank(&self, business: &Business) {
-        let accounts = || (0..business.accounts).map(Business::instance);
+        let accounts = || (0..business.accounts).map(|n| business.instance(n));
         for account in accounts() {
             self.start(&account, bank::ACCOUNT, &bank::Book::opening()).await;
         }
         for (number, transfer) in business.transfers.iter().enumerate() {
-            let to = Business::instance(transfer.to);
+            let to = business.instance(transfer.to);
             let message = Message::Transfer { number, to, amount: transfer.amount };
-            self.write(&Business::instance(transfer.from), &message).await;
+            self.write(&business.instance(transfer.from), &message).await;
         }
         for n in 0..business.accounts {
-            self.write(&Business::instance(n), &business.closing(n)).await;
+            self.write(&business.instance(n), &business.closing(n)).await;
         }
         for account in accounts() {
             self.until_ended(&account).await;

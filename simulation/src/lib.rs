@@ -18,6 +18,7 @@ pub mod many;
 pub mod mutants;
 pub mod script;
 pub mod seams;
+pub mod soak;
 pub mod story;
 pub mod weather;
 pub mod witness;

@@ -8,7 +8,8 @@
 //! On systems other than Linux nothing is taken over: worlds can be played there, but not twice the same.
 
 use std::cell::Cell;
-use std::time::Duration;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 /// What the clocks of the world show at its beginning, in seconds: 1 January 2026.
 const BEGINNING: u64 = 1_767_225_600;
@@ -35,9 +36,13 @@ pub fn set_now(since_beginning: Duration) {
     NOW.set(since_beginning);
 }
 
-/// The world's time, since its beginning.
+/// The world's time, since its beginning. On a thread that plays none, the time since somebody first asked.
 pub fn now() -> Duration {
-    NOW.get()
+    static FIRST: OnceLock<Instant> = OnceLock::new();
+    if PLAYING.get() {
+        return NOW.get();
+    }
+    FIRST.get_or_init(Instant::now).elapsed()
 }
 
 /// Sets by how much the wall clock of what runs now is off.

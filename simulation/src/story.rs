@@ -1,5 +1,6 @@
 //! What happened in a world, in order.
 
+use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::hash::Hasher;
 use std::sync::{Mutex, PoisonError};
@@ -30,15 +31,34 @@ impl std::fmt::Display for Line {
 }
 
 /// The story of a world.
-#[derive(Debug, Default)]
-pub struct Story(Mutex<Vec<Line>>);
+#[derive(Debug)]
+pub struct Story {
+    lines: Mutex<VecDeque<Line>>,
+    limit: usize,
+}
+
+impl Default for Story {
+    fn default() -> Self {
+        Self::of_the_last(usize::MAX)
+    }
+}
 
 impl Story {
+    /// A story that forgets what is more than so many lines ago.
+    pub fn of_the_last(limit: usize) -> Self {
+        Self { lines: Mutex::default(), limit }
+    }
+
     /// Something happened.
     pub fn tell(&self, who: &str, about: Option<&str>, what: impl Into<String>) {
         let at = u64::try_from(seams::now().as_millis()).unwrap_or(u64::MAX);
         let line = Line { at, who: who.to_owned(), about: about.map(ToOwned::to_owned), what: what.into() };
-        self.with(|lines| lines.push(line));
+        self.with(|lines| {
+            if lines.len() >= self.limit {
+                lines.pop_front();
+            }
+            lines.push_back(line);
+        });
     }
 
     /// The whole story.
@@ -86,7 +106,7 @@ impl Story {
         hasher.finish()
     }
 
-    fn with<R>(&self, use_them: impl FnOnce(&mut Vec<Line>) -> R) -> R {
-        use_them(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    fn with<R>(&self, use_them: impl FnOnce(&mut VecDeque<Line>) -> R) -> R {
+        use_them(&mut self.lines.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -205,7 +205,7 @@ fn errands(dice: &mut Dice, rough: Duration) -> Vec<(String, Duration, Errand)> 
 }
 
 /// Without what goes on by itself, and with nothing from outside; `children` stay if they are wanted.
-fn alone(mut steps: Vec<Step>, children: bool) -> Vec<Step> {
+pub(crate) fn alone(mut steps: Vec<Step>, children: bool) -> Vec<Step> {
     steps.retain(|step| match step {
         Step::Detached(_) | Step::Queue { .. } => false,
         Step::Event { name } => name == NEVER,
@@ -685,7 +685,7 @@ fn observe(story: &Story, ledger: &Ledger, request: &WireRequest<'_>, answer: &W
 }
 
 /// What the documents in a request are.
-fn describe(request: &WireRequest<'_>) -> String {
+pub(crate) fn describe(request: &WireRequest<'_>) -> String {
     if request.kind == RequestKind::Batch {
         let operations = request.json().unwrap_or_default();
         let operation = |operation: &Value| {

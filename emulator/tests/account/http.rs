@@ -209,8 +209,15 @@ async fn the_control_endpoints_count_fault_and_split() {
 
     let always = r#"{"kind":"create","action":{"type":"refuse","status":403}}"#;
     control("POST", "faults", always).await;
-    assert_eq!(control("DELETE", "faults", "").await.0, 200);
+    let (status, taken) = control("DELETE", "faults", "").await;
+    assert_eq!((status, &taken["hits"]), (200, &serde_json::json!([1, 0])));
     container.create_item("p", "1", item("p", "1", 1), None).await.unwrap();
+
+    let slow_answer = r#"{"kind":"create","one_in":1,"action":{"type":"delay_answer","ms":1}}"#;
+    assert_eq!(control("POST", "faults", slow_answer).await.0, 201);
+    assert_eq!(control("POST", "faults", r#"{"one_in":0,"action":{"type":"lose_answer"}}"#).await.0, 400);
+    container.create_item("p", "2", item("p", "2", 1), None).await.unwrap();
+    assert_eq!(control("DELETE", "faults", "").await.1["hits"], serde_json::json!([1]));
 
     let split = r#"{"database":"db","container":"items","partition":0}"#;
     assert_eq!(control("POST", "split", split).await.0, 200);
