@@ -190,3 +190,30 @@ async fn shutting_down_leaves_sessions_alone_that_another_process_has_taken_unde
     assert!(b.shutdown_within(PATIENCE).await);
     assert!(scene.of_kind("$s:s", "session").await.is_empty());
 }
+
+/// A worker dies between its claim and the look that would tell it that there is nothing to run.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_that_a_dead_worker_left_on_a_name_that_nobody_has_goes_with_the_next_look() {
+    const NOBODY: &str = "nobody yet";
+    let scene = Scene::new(1);
+    let (a, b) = (scene.provider("a").await, scene.provider("b").await);
+    b.enqueue_for_orchestrator(external(NOBODY, "news"), None).await.unwrap();
+    let claimed = Gate::new();
+    let hold = WireRule::new(WireAction::HoldAfter(claimed.clone())).on(RequestKind::Create).client("a");
+    scene.account.wire().add(hold);
+    let dies = tokio::spawn(async move { a.fetch_orchestration_item(Duration::from_secs(1), PATIENCE, None).await });
+    claimed.reached().await;
+    scene.cut("a", 0);
+    dies.abort();
+    assert_eq!(scene.of_kind(NOBODY, "instance").await.len(), 1, "what the claim has made");
+    let gone = async {
+        while !scene.of_kind(NOBODY, "instance").await.is_empty() {
+            let fetched = b.fetch_orchestration_item(LONG, Duration::from_millis(200), None).await.unwrap();
+            assert!(fetched.is_none(), "there is nothing to run: {fetched:?}");
+        }
+    };
+    tokio::time::timeout(PATIENCE, gone).await.expect("the lock that was left goes");
+    b.enqueue_for_orchestrator(start(NOBODY), None).await.unwrap();
+    let (item, _, attempts) = next_turn(&b, LONG).await;
+    assert_eq!((item.messages.len(), attempts), (2, 1), "{:?}", item.messages);
+}

@@ -74,7 +74,7 @@ impl Plan {
             climate,
             blows,
             errands: errands(dice, rough),
-            drops: *dice.pick(&[0, 0, 15, 40, 150]),
+            drops: *dice.pick(&[0, 0, 6, 15, 40, 150]),
             rough,
             reconciler: Duration::from_millis(*dice.pick(&[500, 2_000])),
             cache: *dice.pick(&[0, 20_000, 64 << 20, 64 << 20]),
@@ -147,7 +147,7 @@ fn climate(dice: &mut Dice, workers: usize, rough: Duration) -> Climate {
     let fronts = fronts.collect();
     Climate {
         latency: dice.among(4..=30),
-        per_mille: *dice.pick(&[0, 10, 30, 60, 120, 200]),
+        per_mille: *dice.pick(&[0, 10, 30, 60, 120, 200, 350]),
         longest_delay: *dice.pick(&[400, 2_000, 6_000]),
         fronts,
     }

@@ -251,6 +251,7 @@ async fn decline(
 ) -> Result<Claimed, StoreError> {
     let (partition, deadline) = (ours.document.instance_id.clone(), engine.deadline());
     debug!(instance_id = partition.instance_id(), messages = items.len(), "nothing to run: giving the claim back");
+    forget_older_claims(engine, ours, deadline).await?;
     if items.is_empty() {
         return Ok(Claimed::Nothing);
     }
@@ -265,6 +266,17 @@ async fn decline(
     );
     drop_messages(engine, ours, messages).await?;
     Ok(Claimed::Nothing)
+}
+
+/// Where there is no instance and no start, nothing was ever handed out, and claims that were not given back are those of workers
+/// that died: the document that they made goes with this one, or it would stay for as long as the messages do.
+async fn forget_older_claims(engine: &Engine, ours: &mut Ours, deadline: Deadline) -> Result<(), StoreError> {
+    let document = &mut ours.document;
+    let is_left = !document.exists() && document.turn == 0 && document.claims.len() > 1;
+    if is_left && !load::has_start(engine, &document.instance_id, deadline).await? {
+        document.claims.clear();
+    }
+    Ok(())
 }
 
 fn hand_out(engine: &Arc<Engine>, hint: &OrchestrationHint, ours: Ours, ready: Ready) -> Claimed {
