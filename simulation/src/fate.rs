@@ -61,8 +61,8 @@ pub enum What {
 pub fn draw(dice: &mut Dice, workers: usize, time: Duration, worst_skew: i64, splits: bool) -> Vec<Blow> {
     let mut blows = Vec::new();
     let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-    let blows = if dice.one_in(6) { 25 } else { 8 };
-    for _ in 0..dice.among(1..=blows) {
+    let most = if dice.one_in(6) { 25 } else { 8 };
+    for _ in 0..dice.among(1..=most) {
         let at = Duration::from_millis(dice.among(500..=millis));
         let worker = usize::try_from(dice.among(0..=workers as u64 - 1)).unwrap_or(0);
         let away = Duration::from_millis(dice.mostly_small(0..=10_000));
