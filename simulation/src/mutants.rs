@@ -11,7 +11,7 @@ use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 
 pub use list::LIST;
 
@@ -60,34 +60,34 @@ pub fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
+/// Where an edit applies.
+struct Place {
+    range: Range<usize>,
+    mutant: Mutant,
+    edit: Edit,
+}
+
 /// The files of the workspace at `root` that the mutants change or add, as they are with all of them in. An error names the
 /// mutant whose edit does not fit the source any more.
 pub fn mutated(root: &Path, mutants: &[Mutant]) -> Result<BTreeMap<String, String>> {
-    let mut places: BTreeMap<&str, Vec<(Range<usize>, &Mutant, &Edit)>> = BTreeMap::new();
+    let mut places: BTreeMap<&str, Vec<Place>> = BTreeMap::new();
     let mut files: BTreeMap<String, String> = BTreeMap::new();
     for mutant in mutants {
         for edit in mutant.edits {
             let text = source(root, edit.file, &mut files)?;
-            let place = place(text, edit).with_context(|| format!("mutant {}", mutant.name))?;
-            places.entry(edit.file).or_default().push((place, mutant, edit));
+            let range = find(text, edit).with_context(|| format!("mutant {}", mutant.name))?;
+            places.entry(edit.file).or_default().push(Place { range, mutant: *mutant, edit: *edit });
         }
     }
     for (file, mut places) in places {
-        places.sort_by_key(|(place, ..)| place.start);
-        for pair in places.windows(2) {
-            let (before, after) = (&pair[0], &pair[1]);
-            let names = (before.1.name, after.1.name);
-            ensure!(
-                before.0.end <= after.0.start,
-                "mutants {} and {} change the same place of {file}",
-                names.0,
-                names.1
-            );
+        places.sort_by_key(|place| place.range.start);
+        if let Some(pair) = places.windows(2).find(|pair| pair[0].range.end > pair[1].range.start) {
+            bail!("mutants {} and {} change the same place of {file}", pair[0].mutant.name, pair[1].mutant.name);
         }
         let text = source(root, file, &mut files)?;
-        for (place, mutant, edit) in places.into_iter().rev() {
+        for Place { range, mutant, edit } in places.into_iter().rev() {
             let alive = format!("crate::mutant::is({:?})", mutant.name);
-            text.replace_range(place, &edit.replace.replace(ALIVE, &alive));
+            text.replace_range(range, &edit.replace.replace(ALIVE, &alive));
         }
     }
     source(root, "src/lib.rs", &mut files)?.push_str("\nmod mutant;\n");
@@ -103,8 +103,7 @@ fn source<'a>(root: &Path, file: &str, files: &'a mut BTreeMap<String, String>) 
     files.get_mut(file).context("it was put there")
 }
 
-/// Where the edit applies.
-fn place(text: &str, edit: &Edit) -> Result<Range<usize>> {
+fn find(text: &str, edit: &Edit) -> Result<Range<usize>> {
     let found: Vec<usize> = text.match_indices(edit.find).map(|(at, _)| at).collect();
     ensure!(found.len() == 1, "{} has {} times what must be there once: {}", edit.file, found.len(), edit.find);
     Ok(found[0]..found[0] + edit.find.len())

@@ -64,7 +64,7 @@ fn run(options: &Options) -> Result<bool> {
     if let Some(failed) = healthy.iter().find(|verdict| !verdict.is_well) {
         bail!("a world fails without any mutant:\n{}", failed.said);
     }
-    println!("{:<28} {:<72} {:>5} {:>7} {:>8}  broken", "mutant", "what", "seed", "worlds", "seconds");
+    println!("{:<28} {:<90} {:>5} {:>7} {:>8}  broken", "mutant", "what", "seed", "worlds", "seconds");
     let mut all_found = true;
     for mutant in chosen {
         let began = Instant::now();
@@ -93,7 +93,7 @@ fn tell(mutant: &Mutant, verdicts: &[Verdict], took: Duration) -> bool {
     let seed = found.map_or("-".to_owned(), |verdict| verdict.seed.to_string());
     let broken = found.map_or("NOT FOUND", |verdict| invariant(&verdict.said));
     let (name, what, worlds, seconds) = (mutant.name, mutant.what, verdicts.len(), took.as_secs_f64());
-    println!("{name:<28} {what:<72} {seed:>5} {worlds:>7} {seconds:>8.1}  {broken}");
+    println!("{name:<28} {what:<90} {seed:>5} {worlds:>7} {seconds:>8.1}  {broken}");
     found.is_some()
 }
 
