@@ -53,6 +53,8 @@ impl Thing {
 struct Promise {
     holder: String,
     until: Duration,
+    /// Which claim of it was the holder's. A session has owners instead.
+    claim: u32,
 }
 
 /// What an instance's document says of who may write it.
@@ -90,6 +92,8 @@ struct State {
     cancelled: BTreeSet<(String, String)>,
     /// Instances whose names may be used by another one after them.
     reused: BTreeSet<String>,
+    /// What is broken if the turn of this token was not run on what others had consumed, which its commit will tell.
+    suspected: BTreeMap<String, Broken>,
     broken: Vec<Broken>,
 }
 
@@ -125,7 +129,12 @@ impl Ledger {
             }
             let until = state.locks.get(&lock_of(thing.instance(), token)).copied();
             let until = until.map_or(Duration::ZERO, seams::since_beginning_by_host);
+            let claim = state.claims.get(&lock_of(thing.instance(), token)).copied().unwrap_or(0);
             if let Some(other) = state.promises.get(&thing) {
+                // The answer to an earlier claim came late: its holder will find out.
+                if !matches!(thing, Thing::Session(_)) && other.claim > claim {
+                    return;
+                }
                 if other.holder != holder && other.until > now + self.clocks_differ_by {
                     let detail = format!(
                         "{thing:?} was handed to {holder} although {} has it until {:.3}s",
@@ -136,7 +145,7 @@ impl Ledger {
                     state.broken.push(Broken { invariant: "one holder at a time", instance, detail });
                 }
             }
-            state.promises.insert(thing, Promise { holder: holder.to_owned(), until });
+            state.promises.insert(thing, Promise { holder: holder.to_owned(), until, claim });
         });
     }
 
@@ -206,7 +215,9 @@ impl Ledger {
     /// `holder` was told that it has ended `thing`.
     pub fn done(&self, thing: &Thing, holder: &str) {
         self.with(|state| {
-            let other = state.promises.get(thing).filter(|promise| promise.holder != holder);
+            let token = holder.rsplit('/').next().unwrap_or(holder);
+            let claim = state.claims.get(&lock_of(thing.instance(), token)).copied().unwrap_or(0);
+            let other = state.promises.get(thing).filter(|promise| promise.holder != holder && promise.claim > claim);
             let Some(other) = other.filter(|_| !state.is_reused(thing.instance())) else { return };
             let detail = format!("{holder} has ended {thing:?}, which was handed to {} after it", other.holder);
             let instance = thing.instance().to_owned();
@@ -221,7 +232,9 @@ impl Ledger {
 
     /// A turn was handed out, for the `attempt`th time as the provider says.
     pub fn handed_turn(&self, item: &OrchestrationItem, token: &str, attempt: u32) {
-        self.handed(&item.instance, &keys(item), token, attempt);
+        if let Some(broken) = self.handed(&item.instance, &keys(item), token, attempt) {
+            self.with(|state| state.suspected.insert(token.to_owned(), broken));
+        }
         for message in &item.messages {
             if let WorkItem::TimerFired { fire_at_ms, .. } = message {
                 self.must_be_due(&item.instance, *fire_at_ms);
@@ -241,15 +254,17 @@ impl Ledger {
     /// An activity was handed out, for the `attempt`th time as the provider says.
     pub fn handed_activity(&self, item: &WorkItem, token: &str, attempt: u32) {
         if let WorkItem::ActivityExecute { instance, .. } = item {
-            self.handed(instance, &[activity(item)], token, attempt);
+            if let Some(broken) = self.handed(instance, &[activity(item)], token, attempt) {
+                self.report(broken);
+            }
         }
     }
 
     /// Answers may overtake each other, claims can't: an attempt is counted among the claims before its own.
-    fn handed(&self, instance: &str, keys: &[String], token: &str, attempt: u32) {
+    fn handed(&self, instance: &str, keys: &[String], token: &str, attempt: u32) -> Option<Broken> {
         self.with(|state| {
             if state.is_reused(instance) {
-                return;
+                return None;
             }
             let claim = state.claims.get(&lock_of(instance, token)).copied().unwrap_or(0);
             let mut most = 0;
@@ -258,13 +273,12 @@ impl Ledger {
                 handed.insert(claim);
                 most = most.max(u32::try_from(handed.range(..=claim).count()).unwrap_or(u32::MAX));
             }
-            if attempt < most || attempt > claim {
-                let detail =
-                    format!("{keys:?}: attempt {attempt}, but handed out {most} times, by claim number {claim}");
-                let instance = instance.to_owned();
-                state.broken.push(Broken { invariant: "attempts are what really happened", instance, detail });
-            }
-        });
+            (attempt < most || attempt > claim).then(|| Broken {
+                invariant: "attempts are what really happened",
+                instance: instance.to_owned(),
+                detail: format!("{keys:?}: attempt {attempt}, but handed out {most} times, by claim number {claim}"),
+            })
+        })
     }
 
     /// What was handed out does not count.
@@ -293,6 +307,8 @@ impl Ledger {
     /// A turn was committed.
     pub fn committed(&self, item: &OrchestrationItem, token: &str) {
         self.with(|state| {
+            let suspected = state.suspected.remove(token);
+            state.broken.extend(suspected);
             for message in &item.messages {
                 let key = key(&item.instance, message);
                 state.handed.remove(&key);

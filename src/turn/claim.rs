@@ -191,7 +191,9 @@ async fn take_over(
     if document.claims.len() >= MAX_CLAIMS {
         document.claims.remove(1);
     }
-    document.claims.push(now);
+    // In order, also where the clock was set back or the claim before was made by a clock that is ahead.
+    let after = document.claims.last().map_or(0, |last| last + 1);
+    document.claims.push(now.max(after));
     let written = engine.store.replace(partition, &instance_id(), &document, Some(&etag), deadline).await;
     let wanted = Wanted { token, document, claimed_at: now, lock_timeout, contents, condition: Some(etag) };
     settle(engine, wanted, written, deadline).await

@@ -72,8 +72,11 @@ pub(crate) async fn abandon(
         None => rewrite(engine, &handle, &mut state, change, deadline).await,
         Some(delay) => {
             let due = engine.clock.after(delay);
+            // Claims so far are among its attempts now, whatever the clock says.
+            let counted = state.document.claims.last().map_or(0, |last| last + 1);
             for Versioned { document: message, .. } in &mut returned {
                 message.due = due;
+                message.created_at = message.created_at.max(counted);
             }
             release_delayed(engine, &handle, &mut state, &returned, change, deadline).await
         }
