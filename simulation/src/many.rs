@@ -15,8 +15,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 pub struct Verdict {
     /// Its number.
     pub seed: u64,
-    /// Whether every invariant held.
+    /// Whether every invariant held, as far as it was played.
     pub is_well: bool,
+    /// Whether it could not be played to its end, through no fault of the library's.
+    pub is_given_up: bool,
     /// What its process said.
     pub said: String,
     /// How long it took.
@@ -32,7 +34,9 @@ pub struct Player {
     pub variables: Vec<(String, String)>,
     /// What is told of it beside the progress.
     pub told: String,
-    /// No world takes so long, unless something in it never ends.
+    /// The exit code of a world that could not be played to its end.
+pub const GIVEN_UP: i32 = 3;
+/// No world takes so long, unless something in it never ends.
     pub longest: Duration,
 }
 
@@ -79,8 +83,9 @@ impl Player {
         if status.is_none() {
             said.push_str(&format!("seed {seed}: FAILED: it does not end\n"));
         }
-        let is_well = status.is_some_and(|status| status.success());
-        Ok(Some(Verdict { seed, is_well, said: said.trim_end().to_owned(), took: began.elapsed() }))
+        let is_given_up = status.is_some_and(|status| status.code() == Some(GIVEN_UP));
+        let is_well = is_given_up || status.is_some_and(|status| status.success());
+        Ok(Some(Verdict { seed, is_well, is_given_up, said: said.trim_end().to_owned(), took: began.elapsed() }))
     }
 }
 

@@ -8,6 +8,7 @@
 //! On systems other than Linux nothing is taken over: worlds can be played there, but not twice the same.
 
 use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -34,7 +35,16 @@ pub fn enter(seed: u64) {
 /// Sets the world's time.
 pub fn set_now(since_beginning: Duration) {
     NOW.set(since_beginning);
+    STEPS.fetch_add(1, Ordering::Relaxed);
 }
+
+/// How often the time of any world has been set: what stays the same for long, seen from another thread, is a world in which
+/// something spins. Its time can't go on while anything in it could.
+pub fn steps() -> u64 {
+    STEPS.load(Ordering::Relaxed)
+}
+
+static STEPS: AtomicU64 = AtomicU64::new(0);
 
 /// The world's time, since its beginning. On a thread that plays none, the time since somebody first asked.
 pub fn now() -> Duration {
