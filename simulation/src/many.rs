@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 
+/// The exit code of a world that could not be played to its end.
+pub const GIVEN_UP: i32 = 3;
+
 /// What became of one world.
 #[derive(Clone, Debug)]
 pub struct Verdict {
@@ -34,9 +37,7 @@ pub struct Player {
     pub variables: Vec<(String, String)>,
     /// What is told of it beside the progress.
     pub told: String,
-    /// The exit code of a world that could not be played to its end.
-pub const GIVEN_UP: i32 = 3;
-/// No world takes so long, unless something in it never ends.
+    /// No world takes so long, unless something in it never ends.
     pub longest: Duration,
 }
 
