@@ -69,13 +69,9 @@ pub const LIST: &[Mutant] = &[
         what: "a claim of a turn is not counted",
         edits: &[Edit {
             file: "src/turn/claim.rs",
-            find: "document.claims.remove(1);
-    }
-    document.claims.push(now);",
-            replace: "document.claims.remove(1);
-    }
-    if !MUTANT {
-        document.claims.push(now);
+            find: "document.claims.push(now.max(after));",
+            replace: "if !MUTANT {
+        document.claims.push(now.max(after));
     }",
         }],
     },
