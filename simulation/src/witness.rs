@@ -72,6 +72,8 @@ impl Witness {
 
     /// The worker is told to leave: its provider gives back what it has, uncounted.
     pub fn leaves(&self) {
+        // Its sessions, too: it is their owner by its name.
+        self.ledger.ended(&self.name);
         for (token, item) in std::mem::take(&mut *lock(&self.turns)) {
             self.ledger.ended(&self.holder(&token));
             self.ledger.uncounted_turn(&item, &token);
