@@ -24,3 +24,15 @@ pub mod weather;
 pub mod witness;
 pub mod worker;
 pub mod world;
+
+/// How a program of this workspace member ends: well, with an invariant that does not hold, or without having been able to look.
+pub fn exit(outcome: anyhow::Result<bool>) -> std::process::ExitCode {
+    match outcome {
+        Ok(true) => std::process::ExitCode::SUCCESS,
+        Ok(false) => std::process::ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            std::process::ExitCode::from(2)
+        }
+    }
+}

@@ -50,18 +50,11 @@ const EVER_FAILED: &str = include_str!("../failed.txt");
 
 fn main() -> ExitCode {
     let _ = tracing::subscriber::set_global_default(tracing::subscriber::NoSubscriber::new());
-    match run(&Options::parse()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::from(2)
-        }
-    }
+    simulation::exit(run(&Options::parse()))
 }
 
 fn run(options: &Options) -> Result<bool> {
-    let jobs = options.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)).max(1);
+    let jobs = many::jobs(options.jobs);
     if options.today {
         return today(jobs);
     }

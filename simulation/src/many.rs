@@ -28,6 +28,11 @@ pub struct Verdict {
     pub took: Duration,
 }
 
+/// How many worlds are played at once: as many as were asked for, or as there are cores.
+pub fn jobs(asked: Option<usize>) -> usize {
+    asked.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)).max(1)
+}
+
 /// A program that plays one world, as the simulation does with `--seed`.
 #[derive(Clone, Debug)]
 pub struct Player {

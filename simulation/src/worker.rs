@@ -26,7 +26,7 @@ pub struct Setup {
     pub turns: usize,
     /// Dispatchers of activities.
     pub activities: usize,
-    /// The activities' tags that it serves, beside those without; all where it serves every one.
+    /// The activities' tags that it serves, beside those without.
     pub tags: Vec<String>,
     /// How long turns are locked.
     pub turn_lock: Duration,

@@ -42,14 +42,7 @@ const BUILT_FAST: [&str; 2] =
     ["profile.release.package.duroxide-cosmos.opt-level=1", "profile.release.package.simulation.opt-level=1"];
 
 fn main() -> ExitCode {
-    match run(&Options::parse()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::from(2)
-        }
-    }
+    simulation::exit(run(&Options::parse()))
 }
 
 fn run(options: &Options) -> Result<bool> {
@@ -58,7 +51,7 @@ fn run(options: &Options) -> Result<bool> {
         chosen.iter().for_each(|mutant| println!("{:<28} {}", mutant.name, mutant.what));
         return Ok(true);
     }
-    let jobs = options.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)).max(1);
+    let jobs = many::jobs(options.jobs);
     let player = Player::of(build()?);
     let healthy = many::play(&player, (1..=HEALTHY).collect(), jobs, None, true)?;
     if let Some(failed) = healthy.iter().find(|verdict| !verdict.is_well) {

@@ -52,14 +52,7 @@ const STORIES: usize = 3;
 fn main() -> ExitCode {
     // The SDK asks the machine where it runs: a soak has no network but its own.
     std::env::set_var("COSMOS_DISABLE_IMDS", "1");
-    match run(&Options::parse()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::from(2)
-        }
-    }
+    simulation::exit(run(&Options::parse()))
 }
 
 fn run(options: &Options) -> Result<bool> {
