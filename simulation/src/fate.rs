@@ -81,6 +81,28 @@ pub fn draw(dice: &mut Dice, workers: usize, time: Duration, worst_skew: i64, sp
     blows
 }
 
+/// How a worker dies.
+#[derive(Clone, Debug)]
+pub struct Doom {
+    /// How many requests it still makes.
+    pub requests: u64,
+    /// Whether the last one arrives.
+    pub arrives: bool,
+    /// How long its place is empty.
+    pub away: Duration,
+}
+
+/// The ends of those that commit a turn in parts, in order, counted from the commit: blows that fall at some time hardly ever
+/// fall there.
+pub fn half_way(dice: &mut Dice) -> Vec<Doom> {
+    let doom = |dice: &mut Dice| Doom {
+        requests: dice.among(1..=8),
+        arrives: dice.one_in(2),
+        away: Duration::from_millis(dice.mostly_small(0..=10_000)),
+    };
+    (0..dice.among(0..=3)).map(|_| doom(dice)).collect()
+}
+
 /// By how much a clock is off.
 pub fn skew(dice: &mut Dice, worst: i64) -> i64 {
     let worst = u64::try_from(worst).unwrap_or(0);

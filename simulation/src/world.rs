@@ -17,7 +17,7 @@ use crate::audit::{self, Inventory};
 use crate::bank::Business;
 use crate::dice::Dice;
 use crate::errand::{Errand, Errands, Fate};
-use crate::fate::{self, Blow, What};
+use crate::fate::{self, Blow, Doom, What};
 use crate::host::Host;
 use crate::ledger::{Broken, Ledger};
 use crate::script::{Author, Call, Step, NEVER, TAGS};
@@ -39,6 +39,8 @@ pub struct Plan {
     worst_skew: i64,
     climate: Climate,
     blows: Vec<Blow>,
+    /// What befalls those that commit a turn in parts.
+    half_way: Vec<Doom>,
     errands: Vec<(String, Duration, Errand)>,
     /// Callers drop one call in so many.
     drops: u32,
@@ -73,6 +75,7 @@ impl Plan {
             worst_skew,
             climate,
             blows,
+            half_way: fate::half_way(&mut Dice::new(seed.rotate_left(32))),
             errands: errands(dice, rough),
             drops: *dice.pick(&[0, 0, 6, 15, 40, 150]),
             rough,
@@ -215,9 +218,12 @@ pub(crate) fn alone(mut steps: Vec<Step>, children: bool) -> Vec<Step> {
     steps
 }
 
+/// How the names of workers on the wire begin.
+const WORKER: &str = "w";
+
 /// How the hosts are called on the wire; a number behind it tells their lives.
 fn worker_name(worker: usize) -> String {
-    format!("w{worker}")
+    format!("{WORKER}{worker}")
 }
 
 /// What became of a world.
@@ -252,17 +258,6 @@ struct Place {
     left: Arc<AtomicBool>,
 }
 
-/// How a worker dies.
-#[derive(Debug)]
-struct Doom {
-    /// How many requests it still makes.
-    requests: u64,
-    /// Whether the last one arrives.
-    arrives: bool,
-    /// How long its place is empty.
-    away: Duration,
-}
-
 /// A worker that dies at its next requests.
 #[derive(Debug, Default)]
 struct Doomed {
@@ -270,6 +265,8 @@ struct Doomed {
     clients: BTreeMap<String, Doom>,
     /// Those that have made their last request, and for how long their places are empty.
     dead: Vec<(String, Duration)>,
+    /// The ends of those that commit a turn in parts next.
+    half_way: VecDeque<Doom>,
 }
 
 struct World {
@@ -317,7 +314,8 @@ impl World {
         let account = builder.build();
         account.wire().carried_by(network.handle().clone());
         let weather = Arc::new(Weather::new(plan.climate.clone(), dice.fork(), story.clone()));
-        let doomed: Arc<Mutex<Doomed>> = Arc::default();
+        let half_way = plan.half_way.iter().cloned().collect();
+        let doomed = Arc::new(Mutex::new(Doomed { half_way, ..Doomed::default() }));
         let (sky, fate) = (weather.clone(), doomed.clone());
         let rule = WireRule::choosing(move |request| last_request(&fate, request).or_else(|| sky.meets(request)));
         account.wire().add(rule);
@@ -366,6 +364,7 @@ impl World {
         self.weather.calm_down();
         self.blows.clear();
         self.doom().clients.clear();
+        self.doom().half_way.clear();
         for place in &mut self.places {
             place.back_at = place.back_at.or(place.left.load(Ordering::Relaxed).then_some(self.now));
         }
@@ -650,6 +649,10 @@ impl World {
 fn last_request(doomed: &Mutex<Doomed>, request: &WireRequest<'_>) -> Option<WireAction> {
     let client = request.client?;
     let mut doomed = doomed.lock().unwrap_or_else(PoisonError::into_inner);
+    if client.starts_with(WORKER) && !doomed.half_way.is_empty() && commits_in_parts(request) {
+        let doom = doomed.half_way.pop_front()?;
+        doomed.clients.entry(client.to_owned()).or_insert(doom);
+    }
     let doom = doomed.clients.get_mut(client)?;
     doom.requests -= 1;
     if doom.requests > 0 {
@@ -659,6 +662,12 @@ fn last_request(doomed: &Mutex<Doomed>, request: &WireRequest<'_>) -> Option<Wir
     doomed.dead.push((client.to_owned(), away));
     // Nobody is there any more who could hear the answer.
     Some(if arrives { WireAction::LoseAnswer } else { WireAction::HoldBefore(Gate::new()) })
+}
+
+/// Whether a request commits a turn whose parts are then applied, which takes some requests more.
+fn commits_in_parts(request: &WireRequest<'_>) -> bool {
+    let body = || request.json().unwrap_or_default();
+    request.kind == RequestKind::Batch && body()[0]["resourceBody"]["rolling"]["next"] == 0
 }
 
 fn observe(story: &Story, ledger: &Ledger, request: &WireRequest<'_>, answer: &WireAnswer<'_>) {
