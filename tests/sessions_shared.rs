@@ -5,6 +5,7 @@ mod scene;
 
 use duroxide::providers::{Provider, SessionFetchConfig, TagFilter, WorkItem};
 use duroxide_cosmos::CosmosDBProvider;
+use duroxide_cosmos_emulator::{Gate, RequestKind, WireAction, WireRule};
 use scene::*;
 use std::{
     collections::BTreeSet,
@@ -66,6 +67,31 @@ async fn a_session_whose_owner_is_gone_is_taken_over_when_its_lock_expires() {
     assert_eq!(identity(&item).1, 2);
     // The former owner does not own it any more.
     assert!(fetch(&a, &owner("gone", LONG), NOW).await.is_none());
+}
+
+#[tokio::test]
+async fn a_renewal_that_was_overtaken_does_not_shorten_the_lock() {
+    let scene = Scene::new(1);
+    let (a, b) = (scene.provider("a").await, scene.provider("b").await);
+    prepare(&a, 1).await;
+    let brief = Duration::from_secs(5);
+    fetch(&a, &owner("mine", brief), PATIENCE).await.expect("an item");
+    // The renewal is on its way while the same owner takes the session again, for longer.
+    let gate = Gate::new();
+    let held = WireRule::new(WireAction::HoldBefore(gate.clone())).on(RequestKind::Replace).client("a").times(1);
+    scene.account.wire().add(held);
+    let renewal = a.renew_session_lock(&["mine"], brief, LONG);
+    let meanwhile = async {
+        gate.reached().await;
+        fetch(&a, &owner("mine", LONG), PATIENCE).await.expect("the other instance's item");
+        gate.open();
+    };
+    let (renewed, ()) = tokio::join!(renewal, meanwhile);
+    assert_eq!(renewed.unwrap(), 1);
+    let sessions = scene.of_kind("$s:shared", "session").await;
+    let left = sessions[0]["lockedUntil"].as_u64().unwrap() - sessions[0]["lastActivity"].as_u64().unwrap();
+    assert!(left > 500_000, "the lock lasts {left} ms");
+    assert!(fetch(&b, &owner("theirs", LONG), NOW).await.is_none());
 }
 
 /// A time in which an owner held an item of the session under a session lock that was certainly valid.

@@ -102,8 +102,8 @@ impl Plan {
 
 fn setup(dice: &mut Dice) -> Setup {
     let lock = |dice: &mut Dice| Duration::from_millis(dice.among(1_000..=5_000));
-    // duroxide renews once a second at most: a shorter lock would end before.
-    let renewed = |dice: &mut Dice| Duration::from_millis(dice.among(2_000..=5_000));
+    // duroxide renews after half of the time, rounded up to a second: a shorter lock would end before, or with it.
+    let renewed = |dice: &mut Dice| Duration::from_millis(dice.among(2_000..=5_000).max(2_500));
     Setup {
         turns: 2,
         activities: 2,

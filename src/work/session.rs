@@ -190,6 +190,10 @@ async fn extend(
         if document.owner != owner || document.locked_until <= engine.now() {
             return Ok(false);
         }
+        if document.locked_until >= until {
+            // Taken for another activity meanwhile, for longer than this call was to extend it.
+            return Ok(true);
+        }
         document.locked_until = until;
         let (partition, id) = (document.instance_id.clone(), document.id.clone());
         let written = engine.store.replace(&partition, &id, &document, Some(&etag), deadline).await?;
