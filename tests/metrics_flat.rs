@@ -4,12 +4,15 @@
 #[path = "common/scene.rs"]
 mod scene;
 
-use duroxide::providers::{PruneOptions, SystemMetrics};
+use duroxide::providers::{Provider, PruneOptions, SystemMetrics};
 use duroxide_cosmos::CosmosDBProvider;
 use duroxide_cosmos_emulator::{KindStats, RequestKind, WireAction, WireRule, WireRuleHandle};
 use futures::{stream, StreamExt};
 use scene::*;
-use std::time::Duration;
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 fn figures(metrics: &SystemMetrics) -> (u64, u64, u64, u64, u64, u64) {
     let m = metrics;
@@ -278,4 +281,30 @@ async fn deleting_a_set_of_sealed_instances_writes_the_counters_a_few_times_in_a
     assert_eq!(admin(&b).delete_instances_atomic(&all, false).await.unwrap().instances_deleted, 100);
     assert_eq!(figures(&admin(&b).get_system_metrics().await.unwrap()), completed_only(0));
     assert!(writes.hits() <= 6, "{} writes of the counters", writes.hits());
+}
+
+#[tokio::test]
+async fn what_is_asked_in_the_background_lets_everything_else_go_first() {
+    let scene = Scene::new(2);
+    let provider = scene.provider("figures").await;
+    let queries = Arc::new(Mutex::new(Vec::new()));
+    let seen = queries.clone();
+    scene.account.wire().observe(move |request, _| {
+        if request.kind == RequestKind::Query {
+            seen.lock().unwrap().push(request.header("x-ms-cosmos-priority-level").map(str::to_owned));
+        }
+    });
+    let asked = || std::mem::take(&mut *queries.lock().unwrap());
+
+    admin(&provider).get_system_metrics().await.unwrap();
+    admin(&provider).get_queue_depths().await.unwrap();
+    provider.cleanup_orphaned_sessions(NOW).await.unwrap();
+    let background = asked();
+    assert_eq!(background.len(), 2 * 4, "four questions to two partitions");
+    assert!(background.iter().all(|priority| priority.as_deref() == Some("Low")), "{background:?}");
+
+    admin(&provider).list_instances().await.unwrap();
+    // Who renews a session too late loses it.
+    provider.renew_session_lock(&["owner"], LONG, LONG).await.unwrap();
+    assert_eq!(asked(), [const { None }; 2 * 2]);
 }

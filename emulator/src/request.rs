@@ -115,9 +115,15 @@ pub struct WireRequest<'a> {
     pub body: &'a [u8],
     /// The request's number on this account's wire, from 1.
     pub sequence: u64,
+    headers: &'a Headers,
 }
 
-impl WireRequest<'_> {
+impl<'a> WireRequest<'a> {
+    /// The value of a header; its name in small letters.
+    pub fn header(&self, name: &'static str) -> Option<&'a str> {
+        header(self.headers, &HeaderName::from_static(name))
+    }
+
     /// The body as JSON, whether it was sent as text or in Cosmos's binary form.
     pub fn json(&self) -> Option<Value> {
         read_json(self.body)
@@ -215,6 +221,7 @@ impl Facts {
             document_id: self.document_id.as_deref(),
             body: &request.body,
             sequence: self.sequence,
+            headers: &request.headers,
         }
     }
 }

@@ -97,7 +97,7 @@ fn version(counters: Option<&Versioned<CountersDocument>>) -> Option<&Etag> {
 }
 
 async fn open_instances(engine: &Engine, deadline: Deadline) -> Result<Vec<OpenRow>, StoreError> {
-    engine.store.query_container(queries::OPEN_INSTANCES.statement(), deadline).await
+    engine.store.query_container(queries::OPEN_INSTANCES.statement().in_background(), deadline).await
 }
 
 async fn read_counters(engine: &Engine, deadline: Deadline) -> Result<Option<Versioned<CountersDocument>>, StoreError> {
@@ -215,7 +215,7 @@ struct FinishedRow {
 
 /// As many as go into one note.
 async fn finished_instances(engine: &Engine) -> Result<Vec<Versioned<InstanceDocument>>, StoreError> {
-    let statement = queries::FINISHED_INSTANCES.statement();
+    let statement = queries::FINISHED_INSTANCES.statement().in_background();
     let rows: Vec<FinishedRow> = engine.store.query_container(statement, engine.deadline()).await?;
     let mut bytes = 0;
     let finished = rows.into_iter().filter(|row| row.document.deleting.is_none()).take_while(|row| {
@@ -479,8 +479,10 @@ struct WorkRow {
 /// Unlocked messages and activities: exact up to 1,000 of each.
 pub(crate) async fn queue_depths(engine: &Arc<Engine>) -> Result<QueueDepths, StoreError> {
     let (deadline, now) = (engine.deadline(), engine.now());
-    let messages: Vec<MessageRow> = engine.store.query_container(queries::MESSAGE_DEPTH.statement(), deadline).await?;
-    let work: Vec<WorkRow> = engine.store.query_container(queries::WORK_DEPTH.statement(), deadline).await?;
+    let messages: Vec<MessageRow> =
+        engine.store.query_container(queries::MESSAGE_DEPTH.statement().in_background(), deadline).await?;
+    let work: Vec<WorkRow> =
+        engine.store.query_container(queries::WORK_DEPTH.statement().in_background(), deadline).await?;
     // A message is locked with its instance, which only its holder knows without asking for each.
     let held: std::collections::HashSet<Partition> = engine.turns.iter().map(|t| t.partition.clone()).collect();
     Ok(QueueDepths {

@@ -194,6 +194,11 @@ fn applied(error: &CosmosError) -> (Applied, Applied) {
     }
 }
 
+/// Whether the SDK has sent the request more than once: then a refusal may be one of what an earlier one has done.
+pub(crate) fn is_repeated(error: &CosmosError) -> bool {
+    applied(error).0 == Applied::Perhaps
+}
+
 fn retry_after(error: &CosmosError) -> Option<Duration> {
     error.response().and_then(|r| r.headers().retry_after_ms).map(Duration::from_millis)
 }

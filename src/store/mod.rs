@@ -15,6 +15,7 @@ pub(crate) mod connect;
 mod deadline;
 pub(crate) mod error;
 pub(crate) mod indexing;
+mod manner;
 mod pages;
 pub(crate) mod queries;
 mod read;
@@ -38,14 +39,15 @@ use azure_data_cosmos::{
     models::{BatchResponse, ItemResponse},
     options::{
         BatchOptions, ContentResponseOnWrite, EndToEndOperationLatencyPolicy, ItemWriteOptions, OperationOptions,
-        OperationOptionsBuilder, Precondition, ReadConsistencyStrategy, ThrottlingRetryOptionsBuilder,
+        OperationOptionsBuilder, Precondition, ThrottlingRetryOptionsBuilder,
     },
     ContainerClient, CosmosError, TransactionalBatch,
 };
 use batch::Results;
 pub(crate) use error::Applied;
-use error::{classify, describe, Verdict};
+use error::{classify, describe, is_repeated, Verdict};
 use futures::future::BoxFuture;
+use manner::Manner;
 use serde::Serialize;
 use std::{sync::Arc, time::Duration};
 use tokio::time::error::Elapsed;
@@ -124,7 +126,7 @@ impl Store {
     }
 
     /// Creates a document, and tells whether it may have been created before by the same call, its answer lost: then what is
-    /// done now may be a second copy of what others have dealt with meanwhile.
+    /// done now may be a second copy of what others have dealt with meanwhile, and what is refused may be our own.
     pub(crate) async fn create_noting_repeats<T: Serialize + Sync>(
         &self,
         partition: &Partition,
@@ -152,14 +154,28 @@ impl Store {
         if_match: Option<&Etag>,
         deadline: Deadline,
     ) -> Result<WriteOutcome, StoreError> {
+        Ok(self.replace_noting_repeats(partition, id, document, if_match, deadline).await?.0)
+    }
+
+    /// Replaces a document that is as `if_match` says, and tells whether it may have been replaced before by the same call, its
+    /// answer lost. [`Refusal::Stale`] with [`Applied::No`] is somebody else's write for certain, and needs no read to tell.
+    pub(crate) async fn replace_noting_repeats<T: Serialize + Sync>(
+        &self,
+        partition: &Partition,
+        id: &DocumentId,
+        document: &T,
+        if_match: Option<&Etag>,
+        deadline: Deadline,
+    ) -> Result<(WriteOutcome, Applied), StoreError> {
         let body = to_body(document, id)?;
-        let call = self.call(OperationKind::Replace, partition, id.as_str(), deadline).sized(body.bytes);
-        self.write(call, |options| {
+        let mut call = self.call(OperationKind::Replace, partition, id.as_str(), deadline).sized(body.bytes);
+        let written = self.write_as(&mut call, |options| {
             let options = write_options(options, if_match);
             let container = &self.inner.container;
             Box::pin(container.replace_item(partition, id.as_str(), &body.json, Some(options)))
-        })
-        .await
+        });
+        let outcome = written.await?;
+        Ok((outcome, call.applied))
     }
 
     /// Creates or replaces a document; with `if_match`, only where it is as that says.
@@ -286,7 +302,7 @@ impl Store {
     ) -> Result<Answer<R>, StoreError> {
         let mut pause = MIN_PAUSE;
         loop {
-            let options = operation_options(call.deadline);
+            let options = call.options();
             let outcome = tokio::time::timeout_at(call.deadline.instant(), attempt(options)).await;
             if let Some(answer) = self.judge(call, outcome, &mut pause).await? {
                 return Ok(answer);
@@ -315,6 +331,9 @@ impl Store {
             }
         };
         self.account_failure(call, &error);
+        if is_repeated(&error) {
+            call.applied = Applied::Perhaps;
+        }
         match classify(&error) {
             Verdict::Absent => Ok(Some(Answer::Refused(Refusal::Absent))),
             Verdict::Exists => Ok(Some(Answer::Refused(Refusal::Exists))),
@@ -390,7 +409,8 @@ impl Store {
             charge = field::Empty,
         );
         let (partition, document) = (partition.to_string(), document.to_owned());
-        Call { kind, partition, document, bytes: 0, deadline, applied: Applied::No, span }
+        let (manner, applied) = (Manner::default(), Applied::No);
+        Call { kind, partition, document, bytes: 0, deadline, manner, applied, span }
     }
 }
 
@@ -402,6 +422,7 @@ struct Call {
     /// What it carries, for a message that names the size.
     bytes: usize,
     deadline: Deadline,
+    manner: Manner,
     /// Whether one of the attempts so far may have been done.
     applied: Applied,
     span: Span,
@@ -410,6 +431,21 @@ struct Call {
 impl Call {
     fn sized(self, bytes: usize) -> Self {
         Self { bytes, ..self }
+    }
+
+    fn in_manner(self, manner: Manner) -> Self {
+        Self { manner, ..self }
+    }
+
+    /// Options that say what the SDK may do by itself: not more than the time that is left.
+    fn options(&self) -> OperationOptions {
+        // We wait between attempts ourselves, so that a caller with a short lock hears in time.
+        let throttling = ThrottlingRetryOptionsBuilder::new().with_max_retry_count(0).build();
+        let time = EndToEndOperationLatencyPolicy::new(self.deadline.remaining().max(MIN_SDK_TIMEOUT));
+        let options = OperationOptionsBuilder::new()
+            .with_end_to_end_latency_policy(time)
+            .with_throttling_retry_options(throttling);
+        self.manner.apply(options).build()
     }
 
     fn give_up(&self, detail: &str) -> StoreError {
@@ -478,19 +514,6 @@ impl Place {
             command: bootstrap::create_command(self),
         }
     }
-}
-
-/// Options that say what the SDK may do by itself: not more than the time that is left.
-fn operation_options(deadline: Deadline) -> OperationOptions {
-    // We wait between attempts ourselves, so that a caller with a short lock hears in time.
-    let throttling = ThrottlingRetryOptionsBuilder::new().with_max_retry_count(0).build();
-    OperationOptionsBuilder::new()
-        // Whatever the account's default is: below Session the SDK would send no session token, and a process would not
-        // see what it has written itself. Writes don't look at it.
-        .with_read_consistency_strategy(ReadConsistencyStrategy::Session)
-        .with_end_to_end_latency_policy(EndToEndOperationLatencyPolicy::new(deadline.remaining().max(MIN_SDK_TIMEOUT)))
-        .with_throttling_retry_options(throttling)
-        .build()
 }
 
 fn write_options(options: OperationOptions, if_match: Option<&Etag>) -> ItemWriteOptions {

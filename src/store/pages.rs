@@ -4,9 +4,7 @@
 //! each of its pages gets through. The position after the last page that came is the SDK's continuation; with it a query
 //! goes on in a new iterator, since one that has failed gives nothing more.
 
-use super::{
-    error::StoreError, operation_options, Answer, Call, Deadline, OperationKind, Response, Statement, Store, MIN_PAUSE,
-};
+use super::{error::StoreError, Answer, Call, Deadline, OperationKind, Response, Statement, Store, MIN_PAUSE};
 use crate::model::Partition;
 use azure_data_cosmos::{
     feed::{ContinuationToken, QueryPageIterator},
@@ -82,9 +80,18 @@ impl Store {
         statement: Statement,
         patience: impl Into<Patience>,
     ) -> Result<Pages<T>, StoreError> {
-        let (anywhere, patience) = (Partition::system("any"), patience.into());
+        self.pages_across(FeedScope::full_container(), statement, patience.into())
+    }
+
+    pub(super) fn pages_across<T: DeserializeOwned + Send + 'static>(
+        &self,
+        scope: FeedScope,
+        statement: Statement,
+        patience: Patience,
+    ) -> Result<Pages<T>, StoreError> {
+        let anywhere = Partition::system("any");
         let call = self.call(OperationKind::ContainerQuery, &anywhere, statement.name(), patience.deadline());
-        self.pages(call, statement, FeedScope::full_container(), patience)
+        self.pages(call, statement, scope, patience)
     }
 
     fn pages<T: DeserializeOwned + Send + 'static>(
@@ -94,6 +101,7 @@ impl Store {
         scope: FeedScope,
         patience: Patience,
     ) -> Result<Pages<T>, StoreError> {
+        let call = call.in_manner(statement.manner());
         let page_size = statement.page_size().map_or(MaxItemCountHint::ServerDecides, MaxItemCountHint::Limit);
         let query = statement.into_query()?;
         let (store, position) = (self.clone(), Position::Start);
@@ -188,9 +196,7 @@ impl<T: DeserializeOwned + Send + 'static> Pages<T> {
     fn options(&self) -> QueryOptions {
         let feed =
             FeedOptions::default().with_max_item_count(self.page_size).with_max_fan_out(self.store.inner.max_fan_out);
-        let options = QueryOptions::default()
-            .with_operation_options(operation_options(self.call.deadline))
-            .with_feed_options(feed);
+        let options = QueryOptions::default().with_operation_options(self.call.options()).with_feed_options(feed);
         match &self.position {
             Position::After(token) => options.with_continuation_token(token.clone()),
             _ => options,

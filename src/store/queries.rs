@@ -2,7 +2,7 @@
 //!
 //! A test walks [`ALL`] and fails where a path that a query filters or orders by is not in the indexing policy.
 
-use super::error::StoreError;
+use super::{error::StoreError, manner::Manner};
 use azure_data_cosmos::Query;
 use serde::Serialize;
 use serde_json::Value;
@@ -21,12 +21,13 @@ pub(crate) struct Statement {
     text: QueryText,
     parameters: Vec<(&'static str, Value)>,
     page_size: Option<NonZeroU32>,
+    manner: Manner,
 }
 
 impl QueryText {
     /// The query without parameters yet.
     pub(crate) fn statement(self) -> Statement {
-        Statement { text: self, parameters: Vec::new(), page_size: None }
+        Statement { text: self, parameters: Vec::new(), page_size: None, manner: Manner::default() }
     }
 }
 
@@ -45,6 +46,24 @@ impl Statement {
     pub(crate) fn in_pages_of(mut self, rows: NonZeroU32) -> Self {
         self.page_size = Some(rows);
         self
+    }
+
+    /// Sees everything that was committed in the region that answers, not just what this process knows of: where others tell
+    /// that there is something, and a replica that lags would swallow it.
+    #[cfg_attr(not(test), allow(dead_code, reason = "for the dispatcher"))]
+    pub(crate) fn latest_committed(mut self) -> Self {
+        self.manner = self.manner.latest_committed();
+        self
+    }
+
+    /// Where throughput is short, everything else goes first.
+    pub(crate) fn in_background(mut self) -> Self {
+        self.manner = self.manner.in_background();
+        self
+    }
+
+    pub(super) fn manner(&self) -> Manner {
+        self.manner
     }
 
     pub(super) fn page_size(&self) -> Option<NonZeroU32> {

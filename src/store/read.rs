@@ -1,7 +1,8 @@
 //! Reading one document by its id.
 //!
-//! Two kinds of read, told apart by what they are for:
+//! Three kinds of read, told apart by what they are for:
 //!
+//! - one that only **glances** ([`Store::glance`]) may be answered by any replica, however old, and comes after all others;
 //! - one that only **looks** ([`Freshness::Session`]) may be answered by any region, at least as new as what this process
 //!   has written or seen;
 //! - one that **decides** what became of a write ([`Freshness::LatestCommitted`]) is answered where writes go. A quorum
@@ -10,7 +11,9 @@
 //! No option of a point read names the write region, and a region that is preferred, hedged or failed over to for reads
 //! need not be it. A transactional batch goes where writes go and nowhere else; this one holds a single read.
 
-use super::{batch::Results, error::StoreError, no_etag, unreadable, Answer, Deadline, OperationKind, Store};
+use super::{
+    batch::Results, error::StoreError, manner::Manner, no_etag, unreadable, Answer, Deadline, OperationKind, Store,
+};
 use crate::model::{DocumentId, Partition};
 use azure_core::http::Etag;
 use azure_data_cosmos::{
@@ -59,18 +62,31 @@ impl Store {
         deadline: Deadline,
     ) -> Result<Option<Versioned<T>>, StoreError> {
         match freshness {
-            Freshness::Session => self.read_anywhere(partition, id, deadline).await,
+            Freshness::Session => self.read_anywhere(partition, id, Manner::default(), deadline).await,
             Freshness::LatestCommitted => self.read_where_writes_go(partition, id, deadline).await,
         }
+    }
+
+    /// Reads what is looked at several times a second: the cheapest read there is, which may be behind what this process has
+    /// written itself.
+    #[cfg_attr(not(test), allow(dead_code, reason = "for the dispatcher"))]
+    pub(crate) async fn glance<T: DeserializeOwned>(
+        &self,
+        partition: &Partition,
+        id: &DocumentId,
+        deadline: Deadline,
+    ) -> Result<Option<Versioned<T>>, StoreError> {
+        self.read_anywhere(partition, id, Manner::glance(), deadline).await
     }
 
     async fn read_anywhere<T: DeserializeOwned>(
         &self,
         partition: &Partition,
         id: &DocumentId,
+        manner: Manner,
         deadline: Deadline,
     ) -> Result<Option<Versioned<T>>, StoreError> {
-        let mut call = self.call(OperationKind::Read, partition, id.as_str(), deadline);
+        let mut call = self.call(OperationKind::Read, partition, id.as_str(), deadline).in_manner(manner);
         let span = call.span.clone();
         let reading = self.ride_out(&mut call, |options| {
             let options = ItemReadOptions::default().with_operation_options(options);

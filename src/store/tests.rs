@@ -4,6 +4,7 @@
 
 mod batches;
 mod lost_answers;
+mod manner;
 mod opening;
 mod points;
 mod queries;

@@ -210,7 +210,7 @@ pub(crate) async fn clean_up(engine: &Engine) -> Result<usize, ProviderError> {
     let (now, time_is_up) = (engine.now(), engine.deadline());
     let (mut removed, mut from) = (0, 0);
     loop {
-        let statement = queries::EXPIRED_SESSIONS.statement().bind("@from", from).bind("@now", now);
+        let statement = queries::EXPIRED_SESSIONS.statement().in_background().bind("@from", from).bind("@now", now);
         let page: Vec<SessionDocument> =
             engine.store.query_container(statement, engine.deadline()).await.map_err(failed)?;
         let Some(last) = page.last().map(|session| session.locked_until) else { return Ok(removed) };
@@ -260,7 +260,7 @@ async fn waited_for(engine: &Engine, sessions: &[SessionDocument]) -> Result<Has
     let names: Vec<String> = sessions.iter().map(|session| session.session_id.clone()).collect();
     let mut waited_for = HashSet::new();
     for part in names_in_questions(&names, EXPIRED_PAGE) {
-        let statement = queries::WORK_OF_SESSIONS.statement().bind("@sessions", part);
+        let statement = queries::WORK_OF_SESSIONS.statement().in_background().bind("@sessions", part);
         let rows: Vec<Row> = engine.store.query_container(statement, engine.deadline()).await?;
         waited_for.extend(rows.into_iter().map(|row| row.session_id));
     }

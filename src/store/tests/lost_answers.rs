@@ -1,12 +1,14 @@
 //! Writes whose answer is lost: the SDK sends them again, so a refusal may mean that the write was ours.
 
-use super::scene::{both_ways, cut_short, done, in_time, note, Scene, SHORT};
-use crate::store::{BatchOutcome, Deadline, Operation, Refusal, StoreError, WriteOutcome};
+use super::scene::{both_ways, cut_short, done, in_time, note, refuse, Scene, SHORT};
+use crate::store::{Applied, BatchOutcome, Deadline, Operation, Refusal, StoreError, WriteOutcome};
 use duroxide_cosmos_emulator::{Gate, RequestKind, WireAction};
 
 both_ways!(
     a_create_whose_answer_is_lost_shows_as_exists_and_the_read_tells,
     a_conditional_replace_whose_answer_is_lost_shows_as_stale_and_the_read_tells,
+    a_stale_replace_is_told_from_one_that_may_be_our_own,
+    a_create_that_exists_is_told_from_one_that_may_be_our_own,
     a_replace_without_condition_is_done_with_the_etag_that_is_stored,
     an_upsert_without_condition_is_done_with_the_etag_that_is_stored,
     a_delete_whose_answer_is_lost_shows_as_absent,
@@ -39,6 +41,44 @@ async fn a_conditional_replace_whose_answer_is_lost_shows_as_stale_and_the_read_
     // What the read told is good for the next write.
     let next = first.with_text("next");
     done(scene.store.replace(&next.instance_id, &next.id, &next, Some(&stored.etag), in_time()).await);
+}
+
+async fn a_stale_replace_is_told_from_one_that_may_be_our_own(scene: Scene) {
+    let first = note("i", "a", "one");
+    let etag = scene.given(&first).await;
+    let mine = first.with_text("mine");
+    let (partition, store) = (&mine.instance_id, &scene.store);
+    let (id, mine) = (&mine.id, &mine);
+    let replace = |etag| async move { store.replace_noting_repeats(partition, id, mine, Some(&etag), in_time()).await };
+
+    let lost = scene.next(1, RequestKind::Replace, WireAction::LoseAnswer);
+    let stale = WriteOutcome::Refused(Refusal::Stale);
+    assert_eq!(replace(etag.clone()).await.unwrap(), (stale.clone(), Applied::Perhaps), "the SDK sent it twice");
+    assert_eq!(lost.hits(), 1);
+
+    assert_eq!(replace(etag.clone()).await.unwrap(), (stale.clone(), Applied::No), "somebody else's");
+
+    // A refusal that says so did nothing, however often it is met.
+    let throttled = scene.next(2, RequestKind::Replace, refuse(429));
+    assert_eq!(replace(etag.clone()).await.unwrap(), (stale.clone(), Applied::No));
+    assert_eq!(throttled.hits(), 2);
+
+    // A failure says nothing.
+    scene.next(9, RequestKind::Replace, refuse(503));
+    assert_eq!(replace(etag).await.unwrap(), (stale, Applied::Perhaps));
+
+    let now = scene.stored(&first).await.unwrap().etag;
+    let (outcome, applied) = replace(now).await.unwrap();
+    assert!(matches!(outcome, WriteOutcome::Done(_)) && applied == Applied::No, "{outcome:?}");
+}
+
+async fn a_create_that_exists_is_told_from_one_that_may_be_our_own(scene: Scene) {
+    let note = note("i", "a", "mine");
+    let exists = WriteOutcome::Refused(Refusal::Exists);
+    let create = || scene.store.create_noting_repeats(&note.instance_id, &note.id, &note, in_time());
+    scene.next(1, RequestKind::Create, WireAction::LoseAnswer);
+    assert_eq!(create().await.unwrap(), (exists.clone(), Applied::Perhaps));
+    assert_eq!(create().await.unwrap(), (exists, Applied::No));
 }
 
 async fn a_replace_without_condition_is_done_with_the_etag_that_is_stored(scene: Scene) {

@@ -1,0 +1,50 @@
+//! How a request is made, beside what it asks for: which writes it must see, and how much it matters.
+
+use azure_data_cosmos::options::{
+    OperationOptionsBuilder, PriorityLevel, ReadConsistencyStrategy, ThroughputControlOptionsBuilder,
+};
+
+/// How a request is made.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Manner {
+    consistency: ReadConsistencyStrategy,
+    priority: Option<PriorityLevel>,
+}
+
+impl Default for Manner {
+    /// Whatever the account's default is: below Session the SDK would send no session token, and a process would not see
+    /// what it has written itself. Writes don't look at it.
+    fn default() -> Self {
+        Self { consistency: ReadConsistencyStrategy::Session, priority: None }
+    }
+}
+
+impl Manner {
+    /// One replica's word, whenever the service finds time for it.
+    #[cfg_attr(not(test), allow(dead_code, reason = "for the dispatcher"))]
+    pub(super) fn glance() -> Self {
+        Self { consistency: ReadConsistencyStrategy::Eventual, ..Self::default() }.in_background()
+    }
+
+    /// Everything that was committed in the region that answers.
+    #[cfg_attr(not(test), allow(dead_code, reason = "for the dispatcher"))]
+    pub(super) fn latest_committed(self) -> Self {
+        Self { consistency: ReadConsistencyStrategy::LatestCommitted, ..self }
+    }
+
+    /// Where throughput is short, others go first, if the account has priority-based execution; otherwise it says nothing.
+    pub(super) fn in_background(self) -> Self {
+        Self { priority: Some(PriorityLevel::Low), ..self }
+    }
+
+    pub(super) fn apply(self, options: OperationOptionsBuilder) -> OperationOptionsBuilder {
+        let options = options.with_read_consistency_strategy(self.consistency);
+        match self.priority {
+            Some(priority) => {
+                let control = ThroughputControlOptionsBuilder::new().with_priority_level(priority).build();
+                options.with_throughput_control(control)
+            }
+            None => options,
+        }
+    }
+}
