@@ -156,6 +156,9 @@ const TOKEN_NOT_HAD: u16 = 20_402;
 /// Substatus of a request that could not be signed: in all other requests the same, with the reason in the text.
 const NOT_SIGNED: u16 = 20_401;
 
+/// Substatus of a query whose partitions were split and whose new ones the SDK could not list, which it makes up as a 500.
+const SPLIT_NOT_FOLLOWED: u16 = 20_206;
+
 /// Reads one failed attempt.
 pub(crate) fn classify(error: &CosmosError) -> Verdict {
     let status = error.status();
@@ -173,7 +176,8 @@ pub(crate) fn classify(error: &CosmosError) -> Verdict {
         (400, _) => Verdict::Rejected,
         (413, _) => Verdict::TooLarge,
         (429 | 449, _) => Verdict::Retry { after: retry_after(error), applied: refused },
-        // A 500 that the SDK made up itself is a fault in what we sent or in how it read the answer.
+        (500, SPLIT_NOT_FOLLOWED) => Verdict::Retry { after: None, applied: failed },
+        // Any other 500 that the SDK made up itself is a fault in what we sent or in how it read the answer.
         (500, _) if !error.is_from_wire() => Verdict::Broken,
         (408 | 410 | 500 | 502 | 503 | 504, _) => Verdict::Retry { after: None, applied: failed },
         _ => Verdict::Broken,

@@ -17,6 +17,7 @@ pub(crate) mod error;
 pub(crate) mod indexing;
 mod manner;
 mod pages;
+mod physical;
 pub(crate) mod queries;
 mod read;
 #[cfg(test)]

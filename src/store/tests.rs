@@ -6,6 +6,7 @@ mod batches;
 mod lost_answers;
 mod manner;
 mod opening;
+mod physical;
 mod points;
 mod queries;
 mod regions;

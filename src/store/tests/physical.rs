@@ -1,0 +1,162 @@
+//! Physical partitions: each asked by itself, and answered wholly after it was split.
+
+use super::scene::{both_ways, cut_short, in_time, note, refuse, Note, Scene, SHORT};
+use crate::store::{queries::QueryText, Deadline, OperationKind};
+use azure_data_cosmos::feed::FeedRange;
+use duroxide_cosmos_emulator::{RequestKind, WireAction};
+use std::{
+    collections::BTreeSet,
+    num::NonZeroU32,
+    sync::{Arc, Mutex},
+};
+
+both_ways!(
+    the_physical_partitions_are_listed_in_order_and_leave_no_gap,
+    a_range_asks_the_physical_partition_that_it_covers_and_no_other,
+    a_range_that_was_split_since_is_answered_wholly,
+    a_range_that_is_split_between_two_pages_is_answered_wholly,
+);
+
+const NAME: &str = "duroxide";
+const NOTES: QueryText = QueryText { name: "notes", text: "SELECT * FROM c WHERE c.type = 'note'" };
+const BY_TEXT: QueryText =
+    QueryText { name: "by_text", text: "SELECT TOP 100 * FROM c WHERE c.type = 'note' ORDER BY c.text" };
+
+/// Notes in many logical partitions, and their texts.
+async fn many(scene: &Scene) -> BTreeSet<String> {
+    let texts: BTreeSet<String> = (0..40).map(|n| format!("{n:02}")).collect();
+    for text in &texts {
+        scene.given(&note(&format!("instance {text}"), "n", text)).await;
+    }
+    texts
+}
+
+async fn ask(scene: &Scene, range: &FeedRange, text: QueryText, page: u32) -> Vec<String> {
+    let statement = text.statement().in_pages_of(NonZeroU32::new(page).unwrap());
+    let mut pages = scene.store.range_pages::<Note>(range, statement, in_time()).unwrap();
+    let mut found = Vec::new();
+    while let Some(page) = pages.next().await.unwrap() {
+        found.extend(page.into_iter().map(|note| note.text));
+    }
+    found
+}
+
+async fn the_physical_partitions_are_listed_in_order_and_leave_no_gap(scene: Scene) {
+    let ranges = scene.store.physical_partitions(in_time()).await.unwrap();
+    assert_eq!(ranges.len(), 4);
+    let whole = FeedRange::full();
+    assert_eq!(ranges[0].min_inclusive(), whole.min_inclusive());
+    assert_eq!(ranges[3].max_exclusive(), whole.max_exclusive());
+    assert!(ranges.windows(2).all(|pair| pair[0].max_exclusive() == pair[1].min_inclusive()));
+    // The SDK has the list: nobody is asked for it again.
+    scene.account.reset_stats();
+    assert_eq!(scene.store.physical_partitions(in_time()).await.unwrap(), ranges);
+    assert_eq!(scene.account.stats().total().requests, 0);
+}
+
+async fn a_range_asks_the_physical_partition_that_it_covers_and_no_other(scene: Scene) {
+    let mut wanted = many(&scene).await;
+    for range in scene.store.physical_partitions(in_time()).await.unwrap() {
+        scene.account.reset_stats();
+        let found = ask(&scene, &range, BY_TEXT, 100).await;
+        assert!(found.is_sorted() && !found.is_empty(), "{found:?}");
+        assert!(found.iter().all(|text| wanted.remove(text)), "each is in one of them");
+        assert_eq!(scene.account.stats().total().requests, 1);
+    }
+    assert!(wanted.is_empty(), "{wanted:?}");
+    let counted = scene.store.statistics();
+    assert_eq!(counted.of(OperationKind::ContainerQuery).requests, 4);
+    assert_eq!(counted.of(OperationKind::PartitionQuery).requests, 0);
+}
+
+/// What is in a range, by a look at the account's documents one partition at a time.
+async fn contents(scene: &Scene, range: &FeedRange) -> BTreeSet<String> {
+    ask(scene, range, NOTES, 100).await.into_iter().collect()
+}
+
+async fn split_all(scene: &Scene) {
+    for partition in scene.account.partitions(NAME, NAME) {
+        scene.account.split(NAME, NAME, partition).await.unwrap();
+    }
+}
+
+async fn a_range_that_was_split_since_is_answered_wholly(scene: Scene) {
+    many(&scene).await;
+    let ranges = scene.store.physical_partitions(in_time()).await.unwrap();
+    let mut before = Vec::new();
+    for range in &ranges {
+        before.push(contents(&scene, range).await);
+    }
+    split_all(&scene).await;
+    let windows = windows(&scene);
+    for text in [NOTES, BY_TEXT] {
+        for (range, wanted) in ranges.iter().zip(&before) {
+            let found = ask(&scene, range, text, 100).await;
+            assert_eq!(found.len(), wanted.len(), "none twice: {found:?}");
+            assert_eq!(&found.into_iter().collect::<BTreeSet<_>>(), wanted);
+        }
+    }
+    assert_eq!(*windows.lock().unwrap(), 0, "whole partitions only");
+    // What was found out on the way is known from now on.
+    assert_eq!(scene.store.physical_partitions(in_time()).await.unwrap().len(), 8);
+}
+
+/// How many requests ask for a part of a physical partition, which the gateway refuses.
+fn windows(scene: &Scene) -> Arc<Mutex<usize>> {
+    let windows = Arc::new(Mutex::new(0));
+    let counted = windows.clone();
+    scene.account.wire().observe(move |request, answer| {
+        let is_window = request.header("x-ms-start-epk").is_some() || request.header("x-ms-end-epk").is_some();
+        *counted.lock().unwrap() += usize::from(is_window && answer.status < 300);
+    });
+    windows
+}
+
+async fn a_range_that_is_split_between_two_pages_is_answered_wholly(scene: Scene) {
+    many(&scene).await;
+    let range = scene.store.physical_partitions(in_time()).await.unwrap().remove(0);
+    let wanted = contents(&scene, &range).await;
+    assert!(wanted.len() > 4);
+    let statement = NOTES.statement().in_pages_of(NonZeroU32::new(2).unwrap());
+    let mut pages = scene.store.range_pages::<Note>(&range, statement, in_time()).unwrap();
+    let mut found: Vec<Note> = pages.next().await.unwrap().unwrap();
+    split_all(&scene).await;
+    while let Some(page) = pages.next().await.unwrap() {
+        found.extend(page);
+    }
+    assert_eq!(found.len(), wanted.len());
+    assert_eq!(found.into_iter().map(|note| note.text).collect::<BTreeSet<_>>(), wanted);
+}
+
+#[tokio::test]
+async fn trouble_on_the_way_to_a_newer_list_is_ridden_out() {
+    for action in [refuse(429), refuse(503), WireAction::FailConnection, WireAction::LoseAnswer] {
+        let scene = Scene::in_process().await;
+        let wanted = many(&scene).await;
+        let known = scene.store.physical_partitions(in_time()).await.unwrap();
+        split_all(&scene).await;
+        let rule = scene.on(RequestKind::PartitionKeyRanges, action.clone());
+        let mut pages = scene.store.range_pages::<Note>(&known[0], NOTES.statement(), Deadline::after(SHORT)).unwrap();
+        let error = cut_short(pages.next()).await.unwrap_err();
+        assert!(error.is_passing(), "{action:?}: {error:?}");
+        assert!(rule.hits() > 0);
+        // Whether the SDK still has the old list depends on how far it came.
+        match cut_short(scene.store.physical_partitions(Deadline::after(SHORT))).await {
+            Ok(listed) => assert_eq!(listed, known),
+            Err(error) => assert!(error.is_passing() && error.to_string().contains("physical partitions"), "{error}"),
+        }
+
+        let recovers = async {
+            tokio::time::sleep(SHORT).await;
+            rule.remove();
+        };
+        let (listed, ()) = tokio::join!(scene.store.physical_partitions(in_time()), recovers);
+        assert!([4, 8].contains(&listed.unwrap().len()));
+        let mut found = BTreeSet::new();
+        for range in &known {
+            found.extend(contents(&scene, range).await);
+        }
+        assert_eq!(found, wanted);
+        assert_eq!(scene.store.physical_partitions(in_time()).await.unwrap().len(), 8);
+    }
+}
