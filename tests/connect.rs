@@ -300,7 +300,7 @@ async fn items_are_sent_to_an_emulator_as_text() {
     let provider = CosmosDBProvider::new(served.endpoint(), account.key().to_owned(), "orders").await.unwrap();
     let message = WorkItem::ExternalRaised { instance: "i".into(), name: "paid".into(), data: "{}".into() };
     provider.enqueue_for_orchestrator(message, None).await.unwrap();
-    assert_eq!(*text.lock().unwrap(), [true]);
+    assert_eq!(*text.lock().unwrap(), [true, true], "the format and the message");
 }
 
 #[tokio::test]

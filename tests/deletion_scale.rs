@@ -32,7 +32,7 @@ where
 async fn left(scene: &Scene) -> (usize, Vec<String>) {
     let documents = scene.documents().await;
     let (instances, others): (Vec<_>, Vec<_>) = documents.into_iter().partition(|d| d["type"] == "instance");
-    let others = others.iter().filter(|d| d["type"] != "counters");
+    let others = others.iter().filter(|d| d["type"] != "counters" && d["type"] != "format");
     (instances.len(), others.map(|d| format!("{} in {}", d["id"], d["instanceId"])).collect())
 }
 

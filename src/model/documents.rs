@@ -26,7 +26,12 @@ pub(crate) mod kind {
     pub(crate) const SESSION: &str = "session";
     pub(crate) const COUNTERS: &str = "counters";
     pub(crate) const PLAN: &str = "plan";
+    pub(crate) const FORMAT: &str = "format";
 }
+
+/// The format of the documents in a container. It goes up with a change that versions before it would misread; what they can
+/// overlook does not count.
+pub(crate) const FORMAT: u32 = 1;
 
 /// Statuses of an execution.
 pub(crate) mod status {
@@ -813,6 +818,40 @@ impl SessionDocument {
             locked_until,
             last_activity: now,
             etag: None,
+        }
+    }
+}
+
+/// What the documents of a container are like, for whoever opens it.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct FormatDocument {
+    pub(crate) id: DocumentId,
+    pub(crate) instance_id: Partition,
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    pub(crate) format: u32,
+    /// The version of this crate that wrote it, for whoever looks.
+    pub(crate) written_by: String,
+}
+
+impl FormatDocument {
+    pub(crate) fn document_id() -> DocumentId {
+        DocumentId::new("format", &[])
+    }
+
+    pub(crate) fn partition() -> Partition {
+        Partition::system("format")
+    }
+
+    /// This version's.
+    pub(crate) fn new() -> Self {
+        Self {
+            id: Self::document_id(),
+            instance_id: Self::partition(),
+            kind: kind::FORMAT.to_owned(),
+            format: FORMAT,
+            written_by: env!("CARGO_PKG_VERSION").to_owned(),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The container: made where that is allowed, and checked before anything is written to it.
+//! The container: made where that is allowed, and checked before anything is written to it, the format of its documents last.
 //!
 //! Two processes may start at once: a 409 means that the other one was faster. With Entra ID the data plane can create
 //! neither databases nor containers, so the container must be there, and what is wrong with it is said with the command
@@ -6,7 +6,7 @@
 
 use super::{
     error::{describe, StoreError},
-    indexing, write_regions, Deadline, Place, Store, MAX_PAUSE, MIN_PAUSE,
+    format, indexing, write_regions, Deadline, Place, Store, MAX_PAUSE, MIN_PAUSE,
 };
 use crate::config::{CosmosDBProviderConfig, Throughput};
 use azure_data_cosmos::{
@@ -33,7 +33,10 @@ pub(crate) async fn open(client: &CosmosClient, config: &CosmosDBProviderConfig)
         None => return Err(opening.place.missing()),
     };
     opening.check(&container).await?;
-    Ok(Store::new(container, opening.place, config.randomness().clone()))
+    let store = || Store::new(container.clone(), opening.place.clone(), config.randomness().clone());
+    // With a store of its own: what opening takes is not in the statistics.
+    format::agree(&store(), opening.deadline).await?;
+    Ok(store())
 }
 
 /// The account, database and container that are being opened, and how long that may take.

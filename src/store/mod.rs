@@ -14,6 +14,7 @@ pub(crate) mod bootstrap;
 pub(crate) mod connect;
 mod deadline;
 pub(crate) mod error;
+mod format;
 pub(crate) mod indexing;
 mod manner;
 mod pages;
