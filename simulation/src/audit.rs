@@ -15,6 +15,9 @@ const POISON: u64 = 99_999;
 /// What is only there while something is under way.
 const PASSING: [&str; 6] = ["message", "work", "payload", "intent", "staged", "plan"];
 
+/// The `due` of a message that waits for the start of its instance.
+const PARKED: u64 = (1 << 53) - 1;
+
 /// Everything that is stored.
 #[derive(Debug, Default)]
 pub struct Inventory {
@@ -50,9 +53,9 @@ impl Inventory {
     }
 
     /// Whether it is duroxide's word to a child that was never started, since its parent was cancelled in the very turn that
-    /// would have started it: nobody is there to take it.
+    /// would have started it: nobody is there to take it, and it is parked.
     fn is_for_nobody(&self, partition: &str, document: &Value) -> bool {
-        let is_cancellation = text(document, "type") == "message" && text(document, "item").contains("CancelInstance");
+        let is_cancellation = is_parked(document) && text(document, "item").contains("CancelInstance");
         let documents = self.partitions.get(partition).into_iter().flatten();
         let is_instance = |other: &Value| text(other, "type") == "instance" && !other["status"].is_null();
         is_cancellation && !documents.into_iter().any(is_instance)
@@ -62,14 +65,15 @@ impl Inventory {
     pub fn faults(&self, fates: &BTreeMap<String, Fate>, pruned: &BTreeSet<String>, ended: bool) -> Vec<Broken> {
         let mut broken = Vec::new();
         for (name, documents) in &self.partitions {
+            broken.extend(unmarked(name, documents));
             let Some(instance) = documents.iter().find(|d| text(d, "type") == "instance") else {
                 if ended {
                     broken.extend(self.without_instance(name, documents));
                 }
                 continue;
             };
-            // Who looks whether there is something to do for nobody leaves a lock behind if he is killed.
-            if documents.iter().any(|document| self.is_for_nobody(name, document)) {
+            // A name that nobody has started is there as long as something is parked for it.
+            if instance["status"].is_null() && instance["parked"] == true && documents.iter().any(is_parked) {
                 continue;
             }
             let say = |detail: String| Broken { invariant: "documents agree", instance: name.clone(), detail };
@@ -186,13 +190,32 @@ pub async fn counters(provider: &CosmosDBProvider, inventory: &Inventory) -> Opt
     })
 }
 
+/// Whether it is a message that waits, out of the polls' sight, for the start of its instance.
+fn is_parked(document: &Value) -> bool {
+    text(document, "type") == "message" && document["due"] == PARKED
+}
+
+/// A parked message in a partition whose instance's document does not say that there is one: nobody would ever see it. One that a
+/// large turn has taken goes when that turn is rolled forward.
+fn unmarked(name: &str, documents: &[Value]) -> Option<Broken> {
+    let says_so = |document: &Value| {
+        text(document, "type") == "instance" && (document["parked"] == true || !document["rolling"].is_null())
+    };
+    let parked = documents.iter().find(|document| is_parked(document))?;
+    (!documents.iter().any(says_so)).then(|| Broken {
+        invariant: "what is parked is known",
+        instance: name.to_owned(),
+        detail: format!("nothing says that there is {parked}"),
+    })
+}
+
 fn text<'a>(document: &'a Value, property: &str) -> &'a str {
     document[property].as_str().unwrap_or("")
 }
 
 /// What must not be in the document of an instance that nobody works on.
 fn unfinished(instance: &Value) -> Vec<String> {
-    let under_way = ["staging", "rolling", "deleting", "pruning", "due"];
+    let under_way = ["staging", "rolling", "deleting", "pruning", "parked", "due"];
     let found = under_way.iter().filter(|property| !instance[**property].is_null());
     found.map(|property| format!("{property} is {}", instance[*property])).collect()
 }
@@ -325,4 +348,34 @@ fn miscounted(instance: &Value, executions: &BTreeMap<u64, Vec<Event>>) -> Optio
     let events: usize = executions.values().map(Vec::len).sum();
     let found = (Some(executions.len() as u64), Some(events as u64));
     (noted != found).then(|| format!("it notes {noted:?} executions and events, and has {found:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn shell(parked: bool) -> Value {
+        json!({"id": "instance", "instanceId": "nobody", "type": "instance", "parked": parked.then_some(true)})
+    }
+
+    fn message(due: u64) -> Value {
+        json!({"id": "m:1", "instanceId": "nobody", "type": "message", "due": due, "item": "{\"CancelInstance\":{}}"})
+    }
+
+    /// How many things are wrong with these documents, and how many are left behind.
+    fn wrong(documents: Vec<Value>) -> (usize, usize) {
+        let inventory = Inventory::of(documents);
+        (inventory.faults(&BTreeMap::new(), &BTreeSet::new(), true).len(), inventory.passing().len())
+    }
+
+    #[test]
+    fn a_document_without_an_instance_is_there_just_where_something_is_parked() {
+        assert_eq!(wrong(vec![shell(true), message(PARKED)]), (0, 0));
+        assert!(wrong(vec![shell(true)]).0 > 0, "nothing is parked");
+        assert!(wrong(vec![shell(false)]).0 > 0, "a lock that somebody left");
+        assert!(wrong(vec![shell(false), message(PARKED)]).0 > 0, "nothing says so");
+        assert!(wrong(vec![message(PARKED)]).0 > 0, "nobody would ever see it");
+        assert_eq!(wrong(vec![shell(true), message(1)]).1, 1, "it is not parked");
+    }
 }

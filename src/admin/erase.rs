@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     engine::Engine,
-    model::{kind, Deleting, DocumentId, InstanceDocument, MessageDocument, Partition},
+    model::{kind, Deleting, DocumentId, InstanceDocument, MessageDocument, Millis, Partition},
     store::{batch::MAX_OPERATIONS, queries, BatchOutcome, Operation, StoreError, Versioned},
     turn::instance_id,
 };
@@ -80,6 +80,8 @@ struct Row {
     #[serde(rename = "type")]
     kind: String,
     #[serde(default)]
+    due: Option<Millis>,
+    #[serde(default)]
     seq: Option<String>,
     #[serde(default)]
     starts: bool,
@@ -97,6 +99,11 @@ impl Row {
 
     fn is_message(&self) -> bool {
         self.kind == kind::MESSAGE
+    }
+
+    /// Whether it was there before the instance: one that is left without the document which marks it would never be seen.
+    fn is_parked(&self) -> bool {
+        self.is_message() && self.due == Some(MessageDocument::PARKED)
     }
 
     fn is_queued(&self) -> bool {
@@ -152,7 +159,7 @@ async fn empty(
 ) -> Result<Emptied, StoreError> {
     let (partition, mut etag) = (&found.document.instance_id, found.etag.clone());
     let (next, mut rows): (Vec<Row>, Vec<Row>) =
-        contents(engine, partition).await?.into_iter().partition(|row| row.is_for_the_next(before));
+        contents(engine, partition).await?.into_iter().partition(|row| row.is_for_the_next(before) && !row.is_parked());
     rows.retain(|row| row.kind != kind::INSTANCE);
     let documents = rows.len();
     while rows.len() >= MAX_OPERATIONS {

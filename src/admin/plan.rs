@@ -228,7 +228,8 @@ impl<'a> Plan<'a> {
 
 async fn is_there(engine: &Engine, id: &str) -> Result<bool, StoreError> {
     let Ok(partition) = Partition::instance(id) else { return Ok(false) };
-    Ok(read_latest(engine, &partition, engine.deadline()).await?.is_some())
+    let found = read_latest(engine, &partition, engine.deadline()).await?;
+    Ok(found.is_some_and(|found| !found.document.is_for_nobody(engine.now())))
 }
 
 /// Marks one instance; `false` where it is not there.
@@ -247,6 +248,9 @@ async fn mark_one(
         };
         if document.deleting.as_ref().is_some_and(|theirs| theirs.plan == mark.plan) {
             return Ok(true);
+        }
+        if document.deleting.is_none() && document.is_for_nobody(engine.now()) {
+            return Ok(false);
         }
         if document.deleting.is_some() {
             if !recover(engine, &document, GIVE_WAY_AFTER, deadline).await? {
@@ -437,7 +441,7 @@ async fn unmark(engine: &Arc<Engine>, id: &str, plan: &str) -> Result<(), StoreE
             return Ok(());
         }
         document.deleting = None;
-        document.due = None;
+        document.due = document.leaves_parked().then(|| engine.now());
         let written = engine.store.replace(&partition, &instance_id(), &document, Some(&etag), deadline).await?;
         engine.cache.forget(&partition);
         if let WriteOutcome::Done(_) = written {

@@ -25,9 +25,6 @@ use tracing::warn;
 const CLAIM_TIME: Millis = 10_000;
 /// A caller that does not wait is kept no longer by claims that are under way.
 const SETTLE_TIME: Duration = Duration::from_secs(1);
-/// Messages that wait for a start are looked at less and less often.
-const WAIT_FOR_START: Millis = 500;
-const MAX_WAIT_FOR_START: Millis = 30_000;
 /// A turn that another process holds is looked at again then: it may have ended long before its lock does.
 const LOOK_AGAIN: Millis = 1_000;
 
@@ -163,11 +160,7 @@ fn settle_turn(
             hint.pinned = Some(pinned);
             now
         }
-        turn_claim::Claimed::Waiting => {
-            hint.waits += 1;
-            now + (WAIT_FOR_START << hint.waits.min(8)).min(MAX_WAIT_FOR_START)
-        }
-        turn_claim::Claimed::Nothing | turn_claim::Claimed::Turn(_) => {
+        turn_claim::Claimed::Nothing | turn_claim::Claimed::Waiting | turn_claim::Claimed::Turn(_) => {
             turns.set_free(&partition, now);
             return;
         }

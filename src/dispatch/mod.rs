@@ -35,8 +35,6 @@ pub(crate) struct OrchestrationHint {
     pub(crate) starts: bool,
     /// The version that its execution is pinned to, once an attempt has seen it.
     pub(crate) pinned: Option<semver::Version>,
-    /// How often an attempt found messages but no start.
-    pub(crate) waits: u32,
     pub(crate) slot: Slot,
     /// Messages that this process has put into the queue itself: a turn on them need not ask for any. The commit proves by
     /// their ETags that nobody has consumed them meanwhile.
@@ -56,7 +54,7 @@ const MAX_SEEN: usize = 200;
 impl OrchestrationHint {
     fn new(partition: Partition, starts: bool) -> Self {
         let slot = Slot::of(&partition);
-        Self { partition, starts, pinned: None, waits: 0, slot, messages: Vec::new(), seen: Vec::new(), ask: true }
+        Self { partition, starts, pinned: None, slot, messages: Vec::new(), seen: Vec::new(), ask: true }
     }
 
     /// A message that this process has put into the queue. One whose ETag is not known is asked for.
@@ -84,7 +82,6 @@ impl OrchestrationHint {
         self.starts |= news.starts;
         // What was learnt of the instance may be of one that was deleted since: the next attempt learns it again.
         self.pinned = news.pinned;
-        self.waits = self.waits.min(news.waits);
         self.ask |= news.ask;
         self.seen.extend(news.seen);
         self.seen.truncate(MAX_SEEN);

@@ -138,7 +138,11 @@ pub(crate) struct InstanceDocument {
     /// Executions that were pruned and whose documents are still to be erased.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) pruning: Vec<u64>,
-    /// When somebody must look at it: a roll-forward or a deletion that may have been left half-way.
+    /// There are parked messages in its partition.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) parked: bool,
+    /// When somebody must look at it: a roll-forward or a deletion that may have been left half-way, or parked messages that
+    /// did not fit a turn.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) due: Option<Millis>,
 }
@@ -290,6 +294,7 @@ impl InstanceDocument {
             sealed: None,
             deleting: None,
             pruning: Vec::new(),
+            parked: false,
             due: None,
         }
     }
@@ -297,6 +302,21 @@ impl InstanceDocument {
     /// Whether there is an instance, not just a lock.
     pub(crate) fn exists(&self) -> bool {
         self.status.is_some()
+    }
+
+    /// Whether nothing was ever written for it but by claims: there is neither history nor a value.
+    pub(crate) fn is_shell(&self) -> bool {
+        !self.exists() && self.turn == 0 && self.staging.is_empty() && self.totals.events == 0
+    }
+
+    /// Whether it only marks that messages are parked for an instance which nobody has started.
+    pub(crate) fn is_for_nobody(&self, now: Millis) -> bool {
+        self.parked && self.is_shell() && self.locked_until(now).is_none()
+    }
+
+    /// Whether an instance that runs has parked messages left: somebody must look, though no poll sees them.
+    pub(crate) fn leaves_parked(&self) -> bool {
+        self.parked && self.exists()
     }
 
     /// Whether the lock is held by this token, valid or not.
@@ -352,6 +372,9 @@ pub(crate) struct MessageDocument {
 impl MessageDocument {
     /// What a message may take: the event that it becomes has more around it, and must fit a document, too.
     pub(crate) const MAX_BYTES: usize = MAX_DOCUMENT_BYTES - 16 * 1024;
+    /// The `due` of a message that is parked: no poll ever asks that far ahead. It is the largest integer that the service
+    /// keeps.
+    pub(crate) const PARKED: Millis = (1 << 53) - 1;
 
     /// The key of a message that was put into the queue from outside any turn or activity.
     pub(crate) fn outside_key(token: &str) -> String {
@@ -386,6 +409,11 @@ impl MessageDocument {
             born: None,
             item: serde_json::to_string(work_item)?,
         })
+    }
+
+    /// Whether it waits, out of the polls' sight, for the start of its instance.
+    pub(crate) fn is_parked(&self) -> bool {
+        self.due == Self::PARKED
     }
 
     /// Its size, where it is too large for the event that it becomes.

@@ -103,19 +103,19 @@ pub(crate) fn names_in_questions(names: &[String], most: usize) -> Vec<&[String]
     parts
 }
 
-/// What a turn needs, in one question: visible messages, the current execution's history, values.
-/// Index: `type`, `due`, `execution`.
+/// What a turn needs, in one question: visible messages, and parked ones where `@parked` says how to tell them, the current
+/// execution's history, values. Index: `type`, `due`, `execution`.
 pub(crate) const TURN: QueryText = QueryText {
     name: "turn",
-    text: "SELECT * FROM c WHERE (c.type = 'message' AND c.due <= @now) OR c.type = 'kv' \
+    text: "SELECT * FROM c WHERE (c.type = 'message' AND (c.due <= @now OR c.due = @parked)) OR c.type = 'kv' \
            OR (c.type = 'history' AND c.execution = @execution)",
 };
 
-/// The oldest visible messages of an instance whose history is known: one more than go into a turn tells that there are
-/// more. Index: `type`, `due`, `seq`.
+/// The oldest visible messages of an instance whose history is known, and parked ones where `@parked` says how to tell them:
+/// one more than go into a turn tells that there are more. Index: `type`, `due`, `seq`.
 pub(crate) const VISIBLE_MESSAGES: QueryText = QueryText {
     name: "visible_messages",
-    text: "SELECT TOP 501 * FROM c WHERE c.type = 'message' AND c.due <= @now ORDER BY c.seq",
+    text: "SELECT TOP 501 * FROM c WHERE c.type = 'message' AND (c.due <= @now OR c.due = @parked) ORDER BY c.seq",
 };
 
 /// The visible starts of an instance that has more messages than go into a turn. Index: `type`, `due`, `starts`.
@@ -148,7 +148,7 @@ pub(crate) const EXECUTIONS: QueryText = QueryText {
 /// Every document of a partition, with what an erasure must know of it.
 pub(crate) const CONTENTS: QueryText = QueryText {
     name: "contents",
-    text: "SELECT c.id, c._etag, c.type, c.seq, c.starts, c.delivered, c.execution FROM c",
+    text: "SELECT c.id, c._etag, c.type, c.due, c.seq, c.starts, c.delivered, c.execution FROM c",
 };
 
 /// Everything that somebody must look at, oldest first: messages, activities, intents, half-finished instances. Index: `due`,

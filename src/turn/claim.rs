@@ -29,7 +29,7 @@ pub(crate) enum Claimed {
     Locked(Millis),
     /// Nothing to do here.
     Nothing,
-    /// Messages that wait for a start which has not come yet.
+    /// Messages for an instance that nobody has started: they are parked, and there is nothing to do.
     Waiting,
     /// The execution is pinned to a version that the caller doesn't support.
     Incompatible(semver::Version),

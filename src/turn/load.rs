@@ -13,6 +13,22 @@ use std::collections::BTreeMap;
 /// At most so many messages go into one turn, and every start besides: the rest waits for the next.
 const MAX_MESSAGES: usize = 500;
 
+/// Which messages are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sight {
+    /// Those that are visible.
+    Visible,
+    /// Those that are parked, too.
+    Parked,
+}
+
+impl Sight {
+    /// What a query is told of parked messages: nothing has no `due`.
+    fn parked(self) -> Option<Millis> {
+        (self == Self::Parked).then_some(MessageDocument::PARKED)
+    }
+}
+
 /// The contents of an instance's partition, as a turn needs them.
 pub(crate) struct Loaded {
     pub(crate) messages: Vec<Versioned<MessageDocument>>,
@@ -28,16 +44,18 @@ pub(crate) async fn load(
     execution: u64,
     warm: Option<Contents>,
     now: Millis,
+    sight: Sight,
 ) -> Result<Loaded, StoreError> {
     // As long as pages come, the claim's lock is kept: a long history can't starve under throttling.
     let patience = Patience::PerPage(engine.config.operation_timeout());
     if let Some(contents) = warm {
-        let messages = visible_messages(engine, partition, now, patience).await?;
+        let messages = visible_messages(engine, partition, now, sight, patience).await?;
         let mut more = false;
         let messages = in_order(messages, &mut more);
         return Ok(Loaded { messages, more, contents: Ok(contents) });
     }
     let statement = queries::TURN.statement().bind("@now", now).bind("@execution", execution);
+    let statement = statement.bind("@parked", sight.parked());
     let mut pages = engine.store.partition_pages(partition, statement, patience)?;
     let mut sorted = Sorted::default();
     while let Some(page) = pages.next().await? {
@@ -89,14 +107,15 @@ impl Sorted {
     }
 }
 
-/// The oldest messages that are visible. A start is always among them: an execution can't run without it.
+/// The oldest messages that are visible. A start is always among them: an execution can't run without it. None is parked.
 async fn visible_messages(
     engine: &Engine,
     partition: &Partition,
     now: Millis,
+    sight: Sight,
     patience: Patience,
 ) -> Result<Vec<Versioned<MessageDocument>>, StoreError> {
-    let statement = queries::VISIBLE_MESSAGES.statement().bind("@now", now);
+    let statement = queries::VISIBLE_MESSAGES.statement().bind("@now", now).bind("@parked", sight.parked());
     let mut rows: Vec<Value> = engine.store.query_partition(partition, statement, patience).await?;
     if rows.len() > MAX_MESSAGES {
         let statement = queries::VISIBLE_STARTS.statement().bind("@now", now);

@@ -17,6 +17,7 @@ pub(crate) mod commit;
 pub(crate) mod failure;
 pub(crate) mod load;
 pub(crate) mod open;
+mod park;
 pub(crate) mod plan;
 pub(crate) mod read;
 pub(crate) mod release;
@@ -52,6 +53,8 @@ pub(crate) struct TurnState {
     /// The messages that this fetch took, each as it must be when the turn consumes it; their attempts are those with this
     /// one.
     pub(crate) taken: Vec<Versioned<MessageDocument>>,
+    /// They are all that there were: if any were parked, none of them is left behind.
+    pub(crate) whole: bool,
     pub(crate) kv: BTreeMap<String, KvDocument>,
     /// History and values as loaded; none where they could not be read.
     pub(crate) contents: Option<Contents>,

@@ -7,8 +7,8 @@ use super::{
     cache::{Contents, Known},
     claim::{Claimed, Ours},
     instance_id,
-    load::{self, Loaded},
-    release, staging, Phase, TurnHandle, TurnState,
+    load::{self, Loaded, Sight},
+    park, release, staging, Phase, TurnHandle, TurnState,
 };
 use crate::{
     dispatch::OrchestrationHint,
@@ -75,12 +75,29 @@ async fn prepare(engine: &Arc<Engine>, hint: &OrchestrationHint, ours: &mut Ours
     if !ours.document.staging.is_empty() {
         staging::sweep(engine, ours, engine.deadline()).await?;
     }
-    let mut loaded = contents_of(engine, hint, ours).await?;
-    discard(engine, ours, &mut loaded).await?;
-    let (items, unreadable) = parse_items(&loaded.messages);
-    let Some((name, version)) = identity(&ours.document, &loaded, &items, unreadable.is_some()) else {
-        return decline(engine, ours, &loaded.messages, &items).await.map(Prepared::Declined);
-    };
+    // What is parked is of no interest to a name that nobody has started, and may be much.
+    let all = ours.document.parked && (ours.document.exists() || hint.starts);
+    let mut sight = if all { Sight::Parked } else { Sight::Visible };
+    loop {
+        let mut loaded = contents_of(engine, hint, ours, sight).await?;
+        discard(engine, ours, &mut loaded).await?;
+        let (items, unreadable) = parse_items(&loaded.messages);
+        match identity(&ours.document, &loaded, &items, unreadable.is_some()) {
+            None => return decline(engine, ours, loaded, &items, sight).await.map(Prepared::Declined),
+            Some(_) if ours.document.parked && sight == Sight::Visible => sight = Sight::Parked,
+            Some(identity) => return ready(engine, ours, loaded, (items, unreadable), identity).await,
+        }
+    }
+}
+
+/// A turn with what was loaded for it, and enough of its lock left.
+async fn ready(
+    engine: &Engine,
+    ours: &mut Ours,
+    loaded: Loaded,
+    (items, unreadable): (Vec<WorkItem>, Option<String>),
+    (name, version): (String, String),
+) -> Result<Prepared, StoreError> {
     let lock_left = ours.document.lock.as_ref().map_or(0, |lock| lock.until.saturating_sub(engine.now()));
     if lock_left < millis(ours.lock_timeout) / 2 {
         keep_lock(engine, ours, engine.deadline()).await?;
@@ -90,18 +107,28 @@ async fn prepare(engine: &Arc<Engine>, hint: &OrchestrationHint, ours: &mut Ours
         Err(error) => (None, Some(error)),
     };
     let unreadable = broken.or(unreadable);
-    let (taken, more) = (loaded.messages, loaded.more);
+    let (mut taken, more) = (loaded.messages, loaded.more);
+    for Versioned { document: message, .. } in taken.iter_mut().filter(|m| m.document.is_parked()) {
+        // It has been visible since it came.
+        message.due = message.created_at;
+    }
     Ok(Prepared::Turn(Box::new(Ready { taken, items, unreadable, contents, name, version, more })))
 }
 
 /// Messages, history and values: from memory where the claim has proved it, or else from the service.
-async fn contents_of(engine: &Arc<Engine>, hint: &OrchestrationHint, ours: &mut Ours) -> Result<Loaded, StoreError> {
+async fn contents_of(
+    engine: &Arc<Engine>,
+    hint: &OrchestrationHint,
+    ours: &mut Ours,
+    sight: Sight,
+) -> Result<Loaded, StoreError> {
     let warm = ours.contents.take().filter(|contents| contents.kv.is_some());
+    let warm = warm.or_else(|| ours.document.is_shell().then(load::nothing));
     if let (Some(messages), Some(contents)) = (known_messages(engine, hint, ours), &warm) {
         return Ok(Loaded { messages, more: false, contents: Ok(contents.clone()) });
     }
     let (partition, execution) = (hint.partition.clone(), ours.document.execution);
-    let loading = load::load(engine, &partition, execution, warm, ours.claimed_at);
+    let loading = load::load(engine, &partition, execution, warm, ours.claimed_at, sight);
     tokio::pin!(loading);
     loop {
         // A long history may take longer than the lock lives.
@@ -133,8 +160,8 @@ async fn keep_lock(engine: &Engine, ours: &mut Ours, deadline: Deadline) -> Resu
 /// the meantime: they stay in the queue for the next turn. Some may have been consumed: the commit finds out.
 fn known_messages(engine: &Engine, hint: &OrchestrationHint, ours: &Ours) -> Option<Vec<Versioned<MessageDocument>>> {
     let document = &ours.document;
-    // After a claim that was not committed, its messages are in the queue too.
-    if hint.ask || document.claims.len() > 1 {
+    // After a claim that was not committed, its messages are in the queue too; so are those that are parked.
+    if hint.ask || document.claims.len() > 1 || document.parked {
         return None;
     }
     // A turn of this process may have taken one from the queue while its hint was waiting.
@@ -201,7 +228,7 @@ async fn drop_messages(
 }
 
 /// The messages that can be read, and why one can't.
-fn parse_items(messages: &[Versioned<MessageDocument>]) -> (Vec<WorkItem>, Option<String>) {
+pub(super) fn parse_items(messages: &[Versioned<MessageDocument>]) -> (Vec<WorkItem>, Option<String>) {
     let mut unreadable = None;
     let mut items = Vec::with_capacity(messages.len());
     for Versioned { document, .. } in messages {
@@ -242,21 +269,27 @@ fn identity(
     appended.or_else(started).or_else(|| unreadable.then(|| (unknown(), unknown())))
 }
 
-/// Why there is no turn. Queue messages for an instance that does not exist, and that no start waits for, are dropped.
+/// Why there is no turn. Messages for an instance that does not exist are parked; where all of them are queue messages, and
+/// no start waits for them, they are dropped.
 async fn decline(
     engine: &Engine,
     ours: &mut Ours,
-    messages: &[Versioned<MessageDocument>],
+    loaded: Loaded,
     items: &[WorkItem],
+    sight: Sight,
 ) -> Result<Claimed, StoreError> {
     let (partition, deadline) = (ours.document.instance_id.clone(), engine.deadline());
     debug!(instance_id = partition.instance_id(), messages = items.len(), "nothing to run: giving the claim back");
     forget_older_claims(engine, ours, deadline).await?;
     if items.is_empty() {
+        if ours.document.parked && sight == Sight::Parked && !loaded.more {
+            (ours.document.parked, ours.document.due) = (false, None);
+        }
         return Ok(Claimed::Nothing);
     }
-    let orphans = items.iter().all(|i| matches!(i, WorkItem::QueueMessage { .. }));
+    let orphans = !ours.document.parked && items.iter().all(|i| matches!(i, WorkItem::QueueMessage { .. }));
     if !orphans || load::has_start(engine, &partition, deadline).await? {
+        park::park(engine, ours, loaded).await?;
         return Ok(Claimed::Waiting);
     }
     warn!(
@@ -264,7 +297,7 @@ async fn decline(
         messages = items.len(),
         "dropping queue messages for an instance that does not exist"
     );
-    drop_messages(engine, ours, messages).await?;
+    drop_messages(engine, ours, &loaded.messages).await?;
     Ok(Claimed::Nothing)
 }
 
@@ -305,8 +338,8 @@ fn hand_out(engine: &Arc<Engine>, hint: &OrchestrationHint, ours: Ours, ready: R
         engine.cache.put(partition, known);
     }
     let until = document.lock.as_ref().map_or(0, |lock| lock.until);
-    let state =
-        TurnState { document, etag, until, lock_timeout, taken, kv, contents, name, version, phase: Phase::Open };
+    let (whole, phase) = (!more, Phase::Open);
+    let state = TurnState { document, etag, until, lock_timeout, taken, whole, kv, contents, name, version, phase };
     engine.dispatch.taken(partition, state.taken.iter().map(|taken| &taken.document.id), until);
     let handle = TurnHandle { token: token.clone(), partition: partition.clone(), state: state.into() };
     engine.turns.insert(token.clone(), Arc::new(handle));

@@ -1,6 +1,6 @@
 //! What a turn writes, worked out before anything is sent.
 
-use super::TurnState;
+use super::{staging::TAKEOVER_AFTER, TurnState};
 use crate::{
     engine::Engine,
     model::{
@@ -141,6 +141,11 @@ impl Planner<'_> {
         document.last_turn = Some(self.token.to_owned());
         document.updated_at = self.now;
         document.tally = Some("open".to_owned());
+        if document.parked {
+            // What is parked, and did not fit this turn, nobody sees: somebody must look, also if this process dies.
+            document.parked = !state.whole;
+            document.due = document.parked.then(|| self.now + TAKEOVER_AFTER);
+        }
         if !document.exists() {
             document.created_at = self.now;
             document.parent = metadata.parent_instance_id.clone();

@@ -227,7 +227,7 @@ async fn release_delayed(
 }
 
 /// Replacements of messages, in parts that fit a batch together with the fence; at least one part.
-fn chunked(messages: &[Versioned<MessageDocument>]) -> Result<Vec<Vec<Operation>>, StoreError> {
+pub(super) fn chunked(messages: &[Versioned<MessageDocument>]) -> Result<Vec<Vec<Operation>>, StoreError> {
     let mut chunks: Vec<Vec<Operation>> = vec![Vec::new()];
     let mut bytes = 0;
     for Versioned { document: message, etag } in messages {
@@ -263,13 +263,9 @@ pub(crate) async fn undo_claim(
         }
         document.lock = None;
         document.claims.pop();
-        // A document that holds nothing but the lock was made by the claim.
-        let shell = !document.exists()
-            && document.turn == 0
-            && document.claims.is_empty()
-            && document.staging.is_empty()
-            && document.events.len() == 0;
-        let written = if shell {
+        // A document that holds nothing but the lock was made by the claim. One that marks parked messages stays.
+        let made_by_the_claim = document.is_shell() && document.claims.is_empty() && !document.parked;
+        let written = if made_by_the_claim {
             engine.store.delete(partition, &instance_id(), Some(&etag), deadline).await?
         } else {
             engine.store.replace(partition, &instance_id(), &document, Some(&etag), deadline).await?

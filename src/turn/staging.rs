@@ -199,7 +199,7 @@ fn moved_on(document: &InstanceDocument, rolling: &Rolling) -> InstanceDocument 
         return next;
     }
     next.rolling = None;
-    if next.staging.is_empty() {
+    if next.staging.is_empty() && !next.leaves_parked() {
         next.due = None;
     }
     next
@@ -243,7 +243,7 @@ async fn sweep_chunk(engine: &Engine, ours: &mut Ours, note: Staging, deadline: 
     if left > 0 {
         next.staging.push(Staging { parts: left, ..note });
     }
-    if next.staging.is_empty() {
+    if next.staging.is_empty() && !next.leaves_parked() {
         next.due = None;
     }
     loop {
