@@ -1,16 +1,25 @@
 //! What a committed turn owes to other instances is delivered once: after an outage, by another process, and when the first
-//! copy has long been consumed. One that can't be delivered is kept and reported, and the others don't wait for it.
+//! copy has long been consumed. What is late has one deliverer, however many processes find it. What can't be delivered is kept,
+//! reported or put off, and the others don't wait for it.
 
 #[path = "common/scene.rs"]
 mod scene;
 
 use azure_data_cosmos::PartitionKey;
 use duroxide::providers::{Provider, WorkItem};
-use duroxide_cosmos::CosmosDBProvider;
-use duroxide_cosmos_emulator::{RequestKind, WireAction, WireRule, WireRuleHandle};
+use duroxide_cosmos::{Clock, CosmosDBProvider, CosmosDBProviderConfig};
+use duroxide_cosmos_emulator::{RequestKind, WireAction, WireRequest, WireRule, WireRuleHandle};
+use futures::future::join_all;
 use scene::*;
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    sync::{
+        atomic::{AtomicU64, Ordering},
+        Arc,
+    },
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 const PARENT: &str = "parent";
 const CHILDREN: [&str; 4] = ["child 1", "child 2", "child 3", "child 4"];
@@ -20,6 +29,52 @@ fn block(scene: &Scene, client: &str, action: WireAction) -> WireRuleHandle {
     let to_children = |r: &duroxide_cosmos_emulator::WireRequest<'_>| CHILDREN.iter().any(|child| goes_to(r, child));
     let rule = WireRule::new(action).client(client).on(RequestKind::Create).matching(to_children);
     scene.account.wire().add(rule)
+}
+
+/// A process whose clock is ahead by so many milliseconds.
+fn ahead(by: &Arc<AtomicU64>) -> CosmosDBProviderConfig {
+    let by = by.clone();
+    quiet().with_clock(Clock::from_fn(move || now() + by.load(Ordering::Relaxed)))
+}
+
+/// One for which everything that others have taken over, or put off, is due.
+fn an_hour_later() -> CosmosDBProviderConfig {
+    ahead(&Arc::new(AtomicU64::new(3_600_000)))
+}
+
+/// The turn of a process that dies before it has delivered any of its starts.
+async fn owe(scene: &Scene, parent: &str, children: impl Iterator<Item = String>) {
+    let dead = format!("dead {parent}");
+    let provider = scene.provider(&dead).await;
+    let to_others = WireRule::new(WireAction::FailConnection).client(dead.clone()).on(RequestKind::Create);
+    let own = parent.to_owned();
+    let blocked = scene.account.wire().add(to_others.matching(move |r| about_items(r) && !goes_to(r, &own)));
+    let starts = children.map(|child| start_child(&child, Some(parent))).collect();
+    begin(&provider, parent, Vec::new(), starts).await;
+    blocked.wait_for_hits(1).await;
+    scene.cut(&dead, 0);
+}
+
+fn child(number: usize) -> String {
+    format!("child {number}")
+}
+
+/// How often clients whose names begin like this have sent a message to a child.
+fn count_deliveries(scene: &Scene, clients: &'static str) -> Arc<AtomicU64> {
+    let counted = Arc::new(AtomicU64::new(0));
+    let counting = counted.clone();
+    scene.account.wire().observe(move |request, _| {
+        let delivers =
+            request.kind == RequestKind::Create && request.partition_key.is_some_and(|k| k.contains("child"));
+        if delivers && request.client.is_some_and(|client| client.starts_with(clients)) {
+            counting.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    counted
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
 }
 
 fn unavailable() -> WireAction {
@@ -58,6 +113,16 @@ async fn intents(scene: &Scene) -> Vec<Value> {
     scene.of_kind(PARENT, "intent").await
 }
 
+/// Waits until nothing is owed any more.
+async fn until_delivered(scene: &Scene) {
+    let delivered = async {
+        while !intents(scene).await.is_empty() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, delivered).await.expect("everything is delivered");
+}
+
 #[tokio::test]
 async fn children_whose_starts_were_held_up_start_exactly_once_when_they_come_through() {
     let scene = Scene::new(2);
@@ -79,7 +144,7 @@ async fn children_whose_starts_were_held_up_start_exactly_once_when_they_come_th
 #[tokio::test]
 async fn another_process_takes_the_deliveries_of_a_dead_one_over() {
     let scene = Scene::new(2);
-    let (a, b) = (scene.provider("a").await, scene.provider("b").await);
+    let (a, b) = (scene.provider("a").await, scene.provider_with("b", an_hour_later()).await);
     let blocked = block(&scene, "a", WireAction::FailConnection);
     two_turns(&a).await;
     blocked.wait_for_hits(4).await;
@@ -125,9 +190,9 @@ async fn a_message_that_comes_again_after_its_first_copy_was_consumed_is_not_con
     let left = intents(&scene).await;
     assert_eq!(left.len(), 4);
     assert_eq!(run_all(&b).await, each_once(&CHILDREN));
-    // `b` delivers them again, and deletes them; its polls may have seen to that.
+    // `b` delivers them again, and deletes them; its polls may be at it.
     b.reconcile().await.unwrap();
-    assert_eq!(intents(&scene).await, Vec::<Value>::new());
+    until_delivered(&scene).await;
     assert_eq!(run_all(&b).await, BTreeMap::new());
     // Once more, from a copy that somebody restored.
     let container = scene.container().await;
@@ -163,7 +228,7 @@ async fn a_message_that_its_target_refuses_is_kept_with_the_reason_and_the_other
 #[tokio::test]
 async fn a_role_that_is_missing_for_a_while_poisons_no_message() {
     let scene = Scene::new(1);
-    let (a, b) = (scene.provider("a").await, scene.provider("b").await);
+    let (a, b) = (scene.provider("a").await, scene.provider_with("b", an_hour_later()).await);
     let denied = block(&scene, "a", WireAction::Refuse { status: 403, substatus: None, retry_after: None });
     two_turns(&a).await;
     denied.wait_for_hits(4).await;
@@ -171,4 +236,90 @@ async fn a_role_that_is_missing_for_a_while_poisons_no_message() {
     assert!(intents(&scene).await.iter().all(|intent| intent.get("poisoned").is_none()));
     assert_eq!(b.reconcile().await.unwrap(), 4);
     assert_eq!(run_all(&b).await, each_once(&CHILDREN));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn processes_that_find_the_same_late_messages_share_them() {
+    const LATE: usize = 50;
+    for processes in [2, 8] {
+        let scene = Scene::new(1);
+        owe(&scene, PARENT, (0..LATE).map(child)).await;
+        assert_eq!(intents(&scene).await.len(), LATE);
+        let deliveries = count_deliveries(&scene, "p");
+        let names: Vec<String> = (0..processes).map(|number| format!("p{number}")).collect();
+        let mut providers = Vec::new();
+        for name in &names {
+            providers.push(scene.provider(name).await);
+        }
+        let sent = || -> u64 { names.iter().map(|name| scene.account.stats_of(name).items().requests).sum() };
+        let before = sent();
+        let mut rounds = 0;
+        while !intents(&scene).await.is_empty() {
+            let looks = join_all(providers.iter().map(CosmosDBProvider::reconcile)).await;
+            assert!(looks.iter().all(Result::is_ok));
+            rounds += 1;
+        }
+        assert!(rounds <= 2, "{rounds} rounds");
+        assert_eq!(deliveries.load(Ordering::Relaxed), LATE as u64, "each is delivered once");
+        // A claim, a delivery, a deletion; for each process a query a round, and the claim that it loses.
+        let requests = sent() - before;
+        assert!(requests <= (3 * LATE + 2 * processes * rounds) as u64, "{processes} processes: {requests} requests");
+        let children: Vec<String> = (0..LATE).map(child).collect();
+        let names: Vec<&str> = children.iter().map(String::as_str).collect();
+        assert_eq!(run_all(&providers[0]).await, each_once(&names));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_that_can_not_be_delivered_keep_no_other_from_arriving_and_are_tried_less_and_less_often() {
+    const STUCK: usize = 150;
+    let scene = Scene::new(1);
+    owe(&scene, PARENT, (0..STUCK).map(child)).await;
+    owe(&scene, "later", std::iter::once("arrives".to_owned())).await;
+    let to_children = |r: &WireRequest<'_>| r.partition_key.is_some_and(|key| key.contains("child"));
+    let rule = WireRule::new(unavailable()).on(RequestKind::Create).matching(to_children);
+    let stuck = scene.account.wire().add(rule);
+    let deliveries = count_deliveries(&scene, "b");
+    let by = Arc::new(AtomicU64::new(0));
+    let b = scene.provider_with("b", ahead(&by)).await;
+    assert_eq!(b.reconcile().await.unwrap(), 100, "the oldest");
+    b.reconcile().await.unwrap();
+    assert_eq!(scene.of_kind("arrives", "message").await.len(), 1);
+    let left = intents(&scene).await;
+    assert_eq!(left.len(), STUCK);
+    assert!(left.iter().all(|intent| intent["attempts"].as_u64() >= Some(1) && intent["poisoned"].is_null()));
+    // Each of them was tried for a moment, with the repetitions of the SDK.
+    let attempts: u64 = left.iter().filter_map(|intent| intent["attempts"].as_u64()).sum();
+    let tries = deliveries.load(Ordering::Relaxed);
+    assert!(tries <= 32 * attempts, "{tries} requests for {attempts} attempts");
+    stuck.remove();
+    for round in 1..=3 {
+        by.store(round * 120_000, Ordering::Relaxed);
+        b.reconcile().await.unwrap();
+    }
+    assert_eq!(intents(&scene).await, Vec::<Value>::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_message_whose_deliverer_dies_is_delivered_by_another_when_its_time_is_up() {
+    for delivered in [false, true] {
+        let scene = Scene::new(1);
+        owe(&scene, PARENT, (0..4).map(child)).await;
+        let b = scene.provider("b").await;
+        // The query; then a claim, and its message. It dies with one of the two.
+        let cut = scene.cut_after("b", 1 + u64::from(delivered));
+        assert!(matches!(until_cut(b.reconcile(), &cut).await, Ended::Cut));
+        drop(b);
+        let by = Arc::new(AtomicU64::new(0));
+        let c = scene.provider_with("c", ahead(&by)).await;
+        let taken = intents(&scene).await.iter().filter(|intent| intent["due"].as_u64() > Some(now())).count();
+        assert!((1..=2).contains(&taken), "{taken}");
+        assert_eq!(c.reconcile().await.unwrap(), 4 - taken, "what is taken is left alone");
+        by.store(8_000, Ordering::Relaxed);
+        assert_eq!(c.reconcile().await.unwrap(), 0);
+        by.store(11_000, Ordering::Relaxed);
+        assert_eq!(c.reconcile().await.unwrap(), taken);
+        assert_eq!(intents(&scene).await, Vec::<Value>::new());
+        assert_eq!(run_all(&c).await, each_once(&["child 0", "child 1", "child 2", "child 3"]));
+    }
 }

@@ -754,13 +754,14 @@ pub(crate) struct IntentDocument {
     pub(crate) instance_id: Partition,
     #[serde(rename = "type")]
     pub(crate) kind: String,
-    /// When the reconciler may take it over.
+    /// When it may be taken over, by the reconciler of any process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) due: Option<Millis>,
     pub(crate) created_at: Millis,
     pub(crate) target: Partition,
     /// The document to create in the target.
     pub(crate) document: serde_json::Value,
+    /// How often those who took it over could not deliver it, for a passing reason.
     #[serde(default)]
     pub(crate) attempts: u32,
     /// Why it can't be delivered, once that is known.

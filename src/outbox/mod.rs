@@ -4,16 +4,21 @@
 //! holds the turn's token and the position in it: a second delivery finds it there. Consuming a delivered message leaves a
 //! marker under the same id, so that a copy which comes later is known too. Then the intent is deleted.
 //!
-//! Crash points: after the commit, the reconciler of any process takes the intent over; after the delivery, it delivers
-//! again, which changes nothing, and deletes the intent. A target that can't take its message poisons the intent: it is
-//! reported, kept, and blocks no other.
+//! A late intent has one deliverer: whoever moves its `due` ahead, on the condition that it is as it was found. The others
+//! leave it alone until then. A delivery that fails for a passing reason is put off, longer each time, so that intents which
+//! can't be delivered fall behind those that can.
+//!
+//! Crash points: after the commit, the reconciler of any process takes the intent over; after that, another one does when
+//! the time of the first is up; after the delivery, it delivers again, which changes nothing, and deletes the intent. A
+//! target that can't take its message poisons the intent: it is reported, kept, and blocks no other.
 
 use crate::{
     engine::Engine,
-    model::{DocumentId, IntentDocument, MessageDocument},
-    store::{queries, BatchOutcome, Deadline, Operation, Refusal, StoreError, WriteOutcome},
+    model::{clock::millis, DocumentId, IntentDocument, MessageDocument},
+    store::{queries, BatchOutcome, Deadline, Operation, Refusal, StoreError, Versioned, WriteOutcome},
 };
-use futures::{stream, StreamExt};
+use futures::{stream, Stream, StreamExt};
+use serde_json::Value;
 use std::{
     sync::{Arc, Weak},
     time::Duration,
@@ -24,6 +29,11 @@ use tracing::{debug, error, warn};
 const CONCURRENCY: usize = 16;
 /// How long a commit waits for its deliveries.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// Whoever has taken a late intent over has so long to deliver it.
+const TAKEN_FOR: Duration = Duration::from_secs(10);
+/// A delivery that failed for a passing reason is put off by this, twice as long each time.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// A process that knows of nothing undelivered looks after others' crashes less often than its interval says.
 const IDLE_FACTOR: u32 = 30;
 
@@ -61,14 +71,18 @@ async fn deliver_all(engine: &Arc<Engine>, intents: Vec<IntentDocument>, deadlin
     for (intent, outcome) in outcomes {
         match outcome {
             Ok(()) => delivered.push(intent),
-            // Neither an outage nor a missing role says anything about the message.
-            Err(error) if !(error.is_unstorable() || matches!(error, StoreError::Malformed { .. })) => {
+            Err(error) if may_pass(&error) => {
                 warn!(id = %intent.id, target = %intent.target, %error, "a message is delivered later");
             }
             Err(error) => poison(engine, intent, &error, deadline).await,
         }
     }
     delivered
+}
+
+/// Whether a failure says nothing about the message, as an outage or a missing role.
+fn may_pass(error: &StoreError) -> bool {
+    !(error.is_unstorable() || matches!(error, StoreError::Malformed { .. }))
 }
 
 /// Creates the message in its target. One that is there, or whose marker is, was delivered before.
@@ -143,15 +157,91 @@ async fn poison(engine: &Engine, mut intent: IntentDocument, error: &StoreError,
 pub(crate) async fn reconcile(engine: &Arc<Engine>) -> Result<usize, StoreError> {
     let deadline = engine.deadline();
     let statement = queries::DUE_INTENTS.statement().bind("@now", engine.now());
-    let intents: Vec<IntentDocument> = engine.store.query_container(statement, deadline).await?;
-    let found = intents.len();
-    crate::observe::outbox_age(intents.iter().map(|intent| intent.created_at).min(), engine.now());
+    let rows: Vec<Value> = engine.store.query_container(statement, deadline).await?;
+    let found = rows.len();
+    let intents: Vec<Versioned<IntentDocument>> = rows.into_iter().filter_map(readable).collect();
+    crate::observe::outbox_age(intents.iter().map(|intent| intent.document.created_at).min(), engine.now());
     if found > 0 {
-        debug!(intents = found, "taking over undelivered messages");
-        let arrived = deliver_all(engine, intents, deadline).await;
-        forget(engine, arrived, deadline).await;
+        let taken = take_over(engine, intents).await;
+        debug!(found, taken, "took undelivered messages over");
     }
     Ok(found)
+}
+
+/// An intent as a query returns it. One that can't be read is no reason to leave the others.
+fn readable(row: Value) -> Option<Versioned<IntentDocument>> {
+    let read = Versioned::from_row(row);
+    read.inspect_err(|error| error!(%error, "an intent can't be read: its message is not delivered")).ok()
+}
+
+/// Takes late intents over and delivers them; how many of them became ours. They are claimed one after the other, from a place
+/// on that is drawn up to one that is another's already: whoever has that one goes on from there. So processes that found the
+/// same intents share them, and lose one claim each.
+pub(crate) async fn take_over(engine: &Arc<Engine>, mut intents: Vec<Versioned<IntentDocument>>) -> usize {
+    intents.sort_by(|a, b| (a.document.due, &a.document.id).cmp(&(b.document.due, &b.document.id)));
+    // A fraction is less than one, so this is a place in the list.
+    let place = (engine.config.randomness().fraction() * intents.len() as f64) as usize;
+    intents.rotate_left(place);
+    claimed(engine, intents).map(|intent| settle(engine, intent)).buffer_unordered(CONCURRENCY).count().await
+}
+
+/// The first of some late intents, those that become ours before one is another's.
+fn claimed(
+    engine: &Engine,
+    intents: Vec<Versioned<IntentDocument>>,
+) -> impl Stream<Item = Versioned<IntentDocument>> + use<'_> {
+    stream::unfold(intents.into_iter(), move |mut left| async move {
+        let ours = claim(engine, left.next()?).await.unwrap_or_else(|error| {
+            warn!(%error, "undelivered messages are taken over later");
+            None
+        });
+        ours.map(|intent| (intent, left))
+    })
+}
+
+/// Takes a late intent over: nobody else does while there is time to deliver it. None where another process has it, or has
+/// delivered it; or where the claim's answer was lost, and then it is late again in a while.
+async fn claim(
+    engine: &Engine,
+    found: Versioned<IntentDocument>,
+) -> Result<Option<Versioned<IntentDocument>>, StoreError> {
+    let Versioned { mut document, etag } = found;
+    document.due = Some(engine.clock.after(TAKEN_FOR));
+    let (partition, id) = (&document.instance_id, &document.id);
+    let written = engine.store.replace(partition, id, &document, Some(&etag), engine.deadline()).await?;
+    Ok(match written {
+        WriteOutcome::Done(etag) => Some(Versioned { document, etag }),
+        WriteOutcome::Refused(_) => None,
+    })
+}
+
+/// Delivers an intent that is ours, and deletes it; or puts it off, or marks it as one that can't be delivered.
+async fn settle(engine: &Engine, intent: Versioned<IntentDocument>) {
+    // A target that does not answer is not asked again and again; one that is slow has more time with each attempt.
+    let deadline = Deadline::after((pause_after(intent.document.attempts) / 2).min(TAKEN_FOR));
+    match deliver(engine, &intent.document, deadline).await {
+        Ok(()) => forget(engine, vec![intent.document], engine.deadline()).await,
+        Err(error) if may_pass(&error) => put_off(engine, intent, &error).await,
+        Err(error) => poison(engine, intent.document, &error, engine.deadline()).await,
+    }
+}
+
+fn pause_after(attempts: u32) -> Duration {
+    FIRST_PAUSE.saturating_mul(1 << attempts.min(16)).min(LONGEST_PAUSE)
+}
+
+/// Puts a delivery off that failed for a passing reason. Best effort: otherwise it is due again when our time is up.
+async fn put_off(engine: &Engine, intent: Versioned<IntentDocument>, error: &StoreError) {
+    let Versioned { mut document, etag } = intent;
+    let pause = pause_after(document.attempts);
+    warn!(id = %document.id, target = %document.target, %error, ?pause, "a message is delivered later");
+    document.due = Some(engine.now().saturating_add(millis(pause)));
+    document.attempts = document.attempts.saturating_add(1);
+    let (partition, id) = (&document.instance_id, &document.id);
+    let written = engine.store.replace(partition, id, &document, Some(&etag), engine.deadline()).await;
+    if let Err(error) = written {
+        warn!(id = %document.id, %error, "an intent could not be put off");
+    }
 }
 
 /// Takes over in the background what a poll has seen.
@@ -195,5 +285,17 @@ async fn reconcile_forever(engine: Weak<Engine>, interval: Duration) {
                 interval
             }
         };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_a_minute() {
+        let pauses: Vec<u64> = (0..8).map(|attempts| pause_after(attempts).as_secs()).collect();
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
+        assert_eq!(pause_after(u32::MAX), LONGEST_PAUSE);
     }
 }
