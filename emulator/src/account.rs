@@ -8,10 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use azure_core::credentials::Secret;
-use azure_core::http::{
-    headers::{HeaderName, Headers},
-    Method, Url,
-};
+use azure_core::http::{headers::Headers, Method, Url};
 use azure_core::Bytes;
 use azure_data_cosmos::fault_injection::FaultInjectionRule;
 use azure_data_cosmos::options::ConnectionPoolOptions;
@@ -22,16 +19,14 @@ use azure_data_cosmos::{
 use azure_data_cosmos_driver::in_memory_emulator::EmulatorStore;
 use azure_data_cosmos_driver::CosmosDriverRuntimeBuilder;
 use futures::FutureExt;
-use serde_json::Value;
+use serde_json::{json, Value};
 
 use crate::builder::LocalAccountBuilder;
-use crate::request::{encode, Outgoing};
+use crate::request::{encode, Outgoing, CONTINUATION, IS_UPSERT, PARTITION_KEY};
 use crate::serve::{self, Served};
 use crate::stats::Stats;
 use crate::transport::WireFactory;
 use crate::wire::Wire;
-
-const CONTINUATION: HeaderName = HeaderName::from_static("x-ms-continuation");
 
 /// A Cosmos DB account in memory. Clones are the same account.
 #[derive(Clone)]
@@ -194,6 +189,19 @@ impl LocalAccount {
         documents
     }
 
+    /// Puts a document into a container past the wire: nobody counts it, and no rule meets it. False where the emulator
+    /// does not take it.
+    pub async fn put(&self, database: &str, container: &str, partition_key: &str, document: &Value) -> bool {
+        let mut headers = Headers::new();
+        headers.insert(PARTITION_KEY, json!([partition_key]).to_string());
+        headers.insert(IS_UPSERT, "true");
+        let mut url = self.inner.endpoint.clone();
+        url.set_path(&format!("/dbs/{}/colls/{}/docs", encode(database), encode(container)));
+        let body = Bytes::from(document.to_string());
+        let request = Outgoing { client: None, method: Method::Post, url, headers, body };
+        self.inner.wire.service().forward(&request).await.is_ok_and(|answer| answer.is_success())
+    }
+
     fn read_ranges(&self, database: &str, container: &str) -> Option<Vec<Value>> {
         self.peek(database, container, "pkranges", "PartitionKeyRanges", Headers::new()).map(|(ranges, _)| ranges)
     }
@@ -254,7 +262,13 @@ impl LocalAccount {
     ///
     /// Over HTTP the account checks credentials as the service does, and shows its write region only.
     pub async fn serve(&self, addr: SocketAddr) -> io::Result<Served> {
-        serve::serve(self.clone(), addr).await
+        serve::serve(self.clone(), addr, None).await
+    }
+
+    /// Like [`serve`](Self::serve), for one client alone: whatever comes this way is counted as `client`'s, so that the
+    /// processes of a fleet can be told apart whatever their user agents say.
+    pub async fn serve_client(&self, addr: SocketAddr, client: &str) -> io::Result<Served> {
+        serve::serve(self.clone(), addr, Some(client)).await
     }
 }
 

@@ -13,13 +13,14 @@ use percent_encoding::{percent_decode_str, utf8_percent_encode, NON_ALPHANUMERIC
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-const PARTITION_KEY: HeaderName = HeaderName::from_static("x-ms-documentdb-partitionkey");
+pub(crate) const PARTITION_KEY: HeaderName = HeaderName::from_static("x-ms-documentdb-partitionkey");
 const PARTITION_RANGE: HeaderName = HeaderName::from_static("x-ms-documentdb-partitionkeyrangeid");
-const IS_UPSERT: HeaderName = HeaderName::from_static("x-ms-documentdb-is-upsert");
+pub(crate) const IS_UPSERT: HeaderName = HeaderName::from_static("x-ms-documentdb-is-upsert");
 const IS_QUERY: HeaderName = HeaderName::from_static("x-ms-documentdb-isquery");
 const IS_QUERY_LEGACY: HeaderName = HeaderName::from_static("x-ms-documentdb-query");
 const IS_QUERY_PLAN: HeaderName = HeaderName::from_static("x-ms-cosmos-is-query-plan-request");
 const IS_BATCH: HeaderName = HeaderName::from_static("x-ms-cosmos-is-batch-request");
+pub(crate) const CONTINUATION: HeaderName = HeaderName::from_static("x-ms-continuation");
 const CHANGE_FEED: HeaderName = HeaderName::from_static("a-im");
 
 /// What a request asks for.
@@ -109,6 +110,8 @@ pub struct WireRequest<'a> {
     pub partition_key: Option<&'a str>,
     /// The physical partition that the request names, as the SDK does for each part of a query across partitions.
     pub partition_range: Option<&'a str>,
+    /// Where an earlier page of the same query or feed ended.
+    pub continuation: Option<&'a str>,
     /// The item that a point operation is about, from the path or else the body.
     pub document_id: Option<&'a str>,
     /// The body as sent; it may be in Cosmos's binary JSON, which [`json`](Self::json) reads too.
@@ -218,6 +221,7 @@ impl Facts {
             path: request.url.path(),
             partition_key: self.partition_key.as_deref(),
             partition_range: header(&request.headers, &PARTITION_RANGE),
+            continuation: header(&request.headers, &CONTINUATION),
             document_id: self.document_id.as_deref(),
             body: &request.body,
             sequence: self.sequence,

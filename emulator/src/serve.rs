@@ -83,18 +83,20 @@ impl Drop for Served {
 
 struct Server {
     account: LocalAccount,
+    /// Whoever comes this way, where that is one client alone.
+    client: Option<Arc<str>>,
     tokens: Mutex<Vec<String>>,
 }
 
 /// Binds and serves.
-pub(crate) async fn serve(account: LocalAccount, addr: SocketAddr) -> io::Result<Served> {
+pub(crate) async fn serve(account: LocalAccount, addr: SocketAddr, client: Option<&str>) -> io::Result<Served> {
     if !addr.ip().is_loopback() {
         let message = format!("{addr} is not a loopback address: the local account is for this machine only");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     }
     let listener = TcpListener::bind(addr).await?;
     let addr = listener.local_addr()?;
-    let server = Arc::new(Server { account, tokens: Mutex::default() });
+    let server = Arc::new(Server { account, client: client.map(Arc::from), tokens: Mutex::default() });
     let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
     tasks.spawn(accept(listener, Arc::clone(&server), stop.clone(), tasks.clone()));
     tasks.close();
@@ -205,8 +207,9 @@ impl Server {
         }
         let body = Limited::new(body, MAX_BODY_BYTES).collect().await;
         let too_large = |_| Answer::refusal(413, None, "Request size is too large.");
+        let by_agent = || headers.get_optional_str(&USER_AGENT).and_then(suffix).map(Arc::from);
         Ok(Outgoing {
-            client: headers.get_optional_str(&USER_AGENT).and_then(suffix).map(Arc::from),
+            client: self.client.clone().or_else(by_agent),
             method,
             url,
             headers,

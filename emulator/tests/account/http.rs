@@ -84,6 +84,20 @@ async fn clients_in_process_and_over_http_share_the_store() {
 }
 
 #[tokio::test]
+async fn a_client_with_a_door_of_its_own_is_known_by_it() {
+    let account = LocalAccount::new();
+    create_container(&account.client().await).await;
+    let door = account.serve_client(SocketAddr::from(ANY_PORT), "worker-1").await.unwrap();
+    let container = open_container(&connect_with_key(&door, account.key()).await.unwrap()).await;
+    let requests = account.stats().total().requests;
+    assert!(account.put(DATABASE, CONTAINER, "p", &serde_json::json!(item("p", "a", 1))).await);
+    assert_eq!(account.stats().total().requests, requests);
+    assert!(read(&container, "p", "a").await.is_some());
+    assert_eq!(account.stats_of("worker-1").of(RequestKind::Read).requests, 1);
+    assert_eq!(account.stats_of("over-http").total().requests, 0);
+}
+
+#[tokio::test]
 async fn a_wrong_key_is_refused() {
     let account = LocalAccount::new();
     let served = serve(&account).await;
