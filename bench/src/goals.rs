@@ -21,6 +21,7 @@ impl Goal {
     }
 }
 
+/// By workload, or by how the names of several begin: those end with an asterisk.
 const GOALS: &[(&str, &str, Goal)] = &[
     ("Hello", name::REQUESTS, Goal::AtMost(10.0)),
     ("Hello", name::UNITS, Goal::AtMost(110.0)),
@@ -32,24 +33,46 @@ const GOALS: &[(&str, &str, Goal)] = &[
     ("Fan-out of 300", name::MEDIAN, Goal::AtMost(2000.0)),
     ("Backlog of 400", name::RATE_RATIO, Goal::AtLeast(0.9)),
     ("Idle", name::REQUESTS_A_SECOND, Goal::AtMost(0.5)),
+    ("Fleet of *", name::REQUESTS, Goal::AtMost(10.0)),
+    ("Fleet of *", name::UNITS, Goal::AtMost(120.0)),
+    ("Fleet of *", name::FLEET_RATIO, Goal::AtLeast(1.0)),
+    ("Fleet of *", name::SHARE_RATIO, Goal::AtMost(2.0)),
+    ("Fleet of *", name::IDLE_UNITS, Goal::AtMost(6.0)),
+    ("Chain of 3, fleet of *", name::MEDIAN, Goal::AtMost(300.0)),
+    ("300 slow activities, fleet of 4", name::SPEED_RATIO, Goal::AtLeast(3.0)),
+    ("2,000 starts waiting", name::LOOK, Goal::AtMost(100.0)),
+    ("20,000 starts waiting", name::LOOK, Goal::AtMost(100.0)),
+    ("20,000 timers of its own", name::BESIDE_RATIO, Goal::AtLeast(1.0 / 1.2)),
+    ("20,000 timers", name::BESIDE_RATIO, Goal::AtLeast(1.0 / 1.2)),
+    ("100,000 timers", name::BESIDE_RATIO, Goal::AtLeast(1.0 / 1.2)),
+    ("One of 4 killed", name::LOST, Goal::AtMost(0.0)),
+    ("One of 4 killed", name::NOT_ONCE, Goal::AtMost(0.0)),
 ];
 
 /// The goal for a figure of a workload, if there is one.
 pub fn goal(workload: &str, measure: &str) -> Option<Goal> {
-    let found = GOALS.iter().find(|(of, name, _)| *of == workload && *name == measure);
+    let found = GOALS.iter().find(|(of, name, _)| means(of, workload) && *name == measure);
     found.map(|(_, _, goal)| *goal)
+}
+
+fn means(of: &str, workload: &str) -> bool {
+    match of.strip_suffix('*') {
+        Some(beginning) => workload.starts_with(beginning),
+        None => of == workload,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workloads;
+    use crate::{fleet, workloads};
 
     #[test]
     fn every_goal_is_for_a_workload_that_is_run() {
-        let names: Vec<&str> = workloads::all(false).iter().map(|workload| workload.name).collect();
+        let workloads = workloads::all(false).into_iter().map(|workload| workload.name.to_owned());
+        let names: Vec<String> = workloads.chain(fleet::rows().into_iter().map(|row| row.name)).collect();
         for (workload, _, _) in GOALS {
-            assert!(names.contains(workload), "{workload}");
+            assert!(names.iter().any(|name| means(workload, name)), "{workload}");
         }
     }
 }

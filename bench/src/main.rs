@@ -6,6 +6,7 @@
 mod account;
 mod backlog;
 mod chart;
+mod fleet;
 mod goals;
 mod history;
 mod measure;
@@ -41,9 +42,16 @@ struct Options {
     /// Physical partitions of the container
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     partitions: u32,
-    /// Only this workload; can be given several times
-    #[arg(long = "workload", value_name = "NAME", value_parser = slugs())]
-    workloads: Vec<String>,
+    /// Only this workload, or this row or table of the fleet (such as scale, scale-8x4, crash); can be given several times
+    #[arg(long = "only", visible_alias = "workload", value_name = "ROW", value_parser = known_row)]
+    only: Vec<String>,
+    /// Only the rows of a fleet: several worker processes and a client process on one container. They are not run otherwise,
+    /// since they take some 25 minutes, half of that the peer's
+    #[arg(long, conflicts_with = "account")]
+    fleet: bool,
+    /// Seconds for which a fleet comes to rest before it is measured
+    #[arg(long, value_name = "SECONDS", default_value_t = 5)]
+    rest: u64,
     /// Which provider to run
     #[arg(long, default_value = "both")]
     provider: Providers,
@@ -56,7 +64,7 @@ struct Options {
     /// Write the figures to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draw a chart into this file
+    /// Draw a chart into this file, of the fleet where only that is run
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     #[command(subcommand)]
@@ -65,9 +73,12 @@ struct Options {
 
 #[derive(Subcommand)]
 enum Command {
-    /// The second process of a workload that has two
+    /// A worker process of a workload that has several
     #[command(hide = true)]
     Worker { provider: Which, endpoint: String },
+    /// The process of a fleet that starts and waits
+    #[command(hide = true)]
+    Client { provider: Which, endpoint: String },
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -90,8 +101,14 @@ impl Providers {
     }
 }
 
-fn slugs() -> Vec<&'static str> {
-    workloads::all(false).iter().map(|workload| workload.slug).collect()
+/// A workload's name, or that of a fleet's row or table.
+fn known_row(text: &str) -> Result<String, String> {
+    let workloads = workloads::all(false).into_iter().map(|workload| workload.slug.to_owned());
+    let known: Vec<String> = workloads.chain(fleet::slugs()).collect();
+    if known.iter().any(|slug| slug == text) {
+        return Ok(text.to_owned());
+    }
+    Err(format!("there are {}", known.join(", ")))
 }
 
 #[tokio::main]
@@ -101,6 +118,7 @@ async fn main() -> Result<()> {
     let options = Options::parse();
     match &options.command {
         Some(Command::Worker { provider, endpoint }) => processes::serve(*provider, endpoint).await,
+        Some(Command::Client { provider, endpoint }) => fleet::starter::serve(*provider, endpoint).await,
         None if options.account => on_account(&options).await,
         None => compare(&options).await,
     }
@@ -108,10 +126,23 @@ async fn main() -> Result<()> {
 
 fn chosen(options: &Options) -> Vec<Workload> {
     let mut workloads = workloads::all(options.quick);
-    if !options.workloads.is_empty() {
-        workloads.retain(|workload| options.workloads.iter().any(|slug| slug == workload.slug));
+    if !options.only.is_empty() {
+        workloads.retain(|workload| options.only.iter().any(|slug| slug == workload.slug));
+    }
+    if options.fleet {
+        workloads.clear();
     }
     workloads
+}
+
+/// The rows of a fleet take long, so they are run only where they are asked for.
+fn chosen_rows(options: &Options) -> Vec<fleet::Row> {
+    let mut rows = fleet::rows();
+    rows.retain(|row| match options.only.as_slice() {
+        [] => options.fleet,
+        only => only.iter().any(|slug| row.is_called(slug)),
+    });
+    rows
 }
 
 async fn on_account(options: &Options) -> Result<()> {
@@ -131,11 +162,19 @@ async fn on_account(options: &Options) -> Result<()> {
 
 async fn compare(options: &Options) -> Result<()> {
     let setting = Setting { latency_ms: options.latency_ms, partitions: options.partitions };
-    let workloads = chosen(options);
+    let (workloads, rows) = (chosen(options), chosen_rows(options));
     let (begun, load) = (Instant::now(), load());
     let mut outcomes = run_all(&workloads, options.provider.list(), setting).await;
     compare_backlogs(&mut outcomes);
-    print_all(&outcomes, setting, begun.elapsed());
+    if !outcomes.is_empty() {
+        print_all(&outcomes, setting, begun.elapsed());
+    }
+    if !rows.is_empty() {
+        let begun = Instant::now();
+        let fleet = run_fleet(&rows, options).await;
+        print_fleet(&rows, &fleet, options, begun.elapsed());
+        outcomes.extend(fleet);
+    }
     if let Some(load) = load.filter(|load| *load > 0.5) {
         println!("The machine was busy (load {load:.1} a core) when this began: times are too long, and so are waits.");
     }
@@ -145,7 +184,10 @@ async fn compare(options: &Options) -> Result<()> {
         std::fs::write(path, text + "\n").with_context(|| format!("{} can't be written", path.display()))?;
     }
     if let Some(path) = &options.svg {
-        let drawing = chart::draw(&outcomes, setting);
+        let drawing = match workloads.is_empty() {
+            true => chart::draw_fleet(&outcomes, setting.latency_ms),
+            false => chart::draw(&outcomes, setting),
+        };
         std::fs::write(path, drawing).with_context(|| format!("{} can't be written", path.display()))?;
     }
     Ok(())
@@ -177,6 +219,26 @@ async fn run_all(workloads: &[Workload], providers: &[Which], setting: Setting) 
 async fn attempt(workload: &Workload, which: Which, setting: Setting) -> Outcome {
     let outcome = run::run(workload, which, setting).await;
     outcome.unwrap_or_else(|error| Outcome::none(workload.name, which, format!("failed: {error:#}")))
+}
+
+/// Runs the rows of a fleet with one provider, then with the other: a ratio's two figures come soon after each other.
+async fn run_fleet(rows: &[fleet::Row], options: &Options) -> Vec<Outcome> {
+    let effort = fleet::Effort { rest: Duration::from_secs(options.rest), quick: options.quick };
+    let providers = options.provider.list();
+    let bar = progress(rows.len() * providers.len());
+    let mut outcomes = Vec::new();
+    for which in providers {
+        for row in rows {
+            bar.set_message(format!("{}, {}", row.name, which.package()));
+            outcomes.push(fleet::run(row, *which, options.latency_ms, effort).await);
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    fleet::compare(rows, &mut outcomes);
+    let place = |outcome: &Outcome| rows.iter().position(|row| row.name == outcome.workload);
+    outcomes.sort_by_key(place);
+    outcomes
 }
 
 /// How many programs compete for each core, where the system says so.
@@ -212,6 +274,18 @@ fn compare_backlogs(outcomes: &mut [Outcome]) {
             }
         }
     }
+}
+
+fn print_fleet(rows: &[fleet::Row], outcomes: &[Outcome], options: &Options, elapsed: Duration) {
+    println!("{}", fleet::render(rows, outcomes));
+    println!("ours: {}; peer: {}", Which::Ours.package(), Which::Peer.package());
+    println!(
+        "An account in memory, over HTTP on loopback: {} ms a request. Every worker is a process with 4 orchestration and 4 \
+         activity dispatchers; they come up one after the other, run a greeting each and rest for {} s. {} s in all.",
+        options.latency_ms,
+        options.rest,
+        elapsed.as_secs()
+    );
 }
 
 fn print_all(outcomes: &[Outcome], setting: Setting, elapsed: Duration) {

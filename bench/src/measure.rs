@@ -52,6 +52,44 @@ pub mod name {
     pub const PADDED_RATIO: &str = "rate ÷ padded 20";
     /// Kilobytes both ways.
     pub const KILOBYTES: &str = "KB";
+    /// From the first start to the first turn.
+    pub const NOTICED: &str = "noticed, ms";
+    /// The rate of a fleet by that of one process.
+    pub const FLEET_RATIO: &str = "rate ÷ one's";
+    /// The speed of a fleet with one orchestration by that of one process.
+    pub const SPEED_RATIO: &str = "speed ÷ one's";
+    /// The largest part of the work that a process did.
+    pub const LARGEST_SHARE: &str = "largest share";
+    /// The smallest part of the work that a process did.
+    pub const SMALLEST_SHARE: &str = "smallest";
+    /// The one by the other.
+    pub const SHARE_RATIO: &str = "largest ÷ smallest";
+    /// Request units a second of each process with nothing to do.
+    pub const IDLE_UNITS: &str = "idle RU/s each";
+    /// Requests a second of each process with nothing to do.
+    pub const IDLE_REQUESTS: &str = "idle requests/s each";
+    /// Start to end of one orchestration.
+    pub const SECONDS: &str = "seconds";
+    /// The largest answer to a query across instances.
+    pub const ANSWER: &str = "largest answer, KB";
+    /// All answers to the same query on every physical partition.
+    pub const LOOK: &str = "one look, KB";
+    /// The rate by that in an empty container.
+    pub const EMPTY_RATIO: &str = "rate ÷ without";
+    /// The rate by that beside as many documents that are nobody's work.
+    pub const BESIDE_RATIO: &str = "rate ÷ beside padding";
+    /// What a process had done of all when it was killed.
+    pub const KILLED_SHARE: &str = "its share";
+    /// From the crash to the last end of what was under way.
+    pub const HELD: &str = "under way then, s";
+    /// The longest of those that were started after the crash.
+    pub const AFTER: &str = "started later, s";
+    /// Orchestrations that were started.
+    pub const STARTED: &str = "started";
+    /// Orchestrations that did not end.
+    pub const LOST: &str = "lost";
+    /// Orchestrations whose history does not end once.
+    pub const NOT_ONCE: &str = "not once";
     /// Activities that the second process ran.
     pub const SHARE: &str = "second process's share";
 }
@@ -119,6 +157,13 @@ impl Outcome {
     /// Adds a figure that is neither.
     pub fn neutral(&mut self, name: &'static str, value: f64) {
         self.measures.push(Measure { name, value, better: Better::Neither });
+    }
+
+    /// Adds one figure by another, of which more is better, where both are there.
+    pub fn ratio(&mut self, name: &'static str, figure: Option<f64>, by: Option<f64>) {
+        if let (Some(figure), Some(by)) = (figure, by.filter(|by| *by > 0.0)) {
+            self.higher(name, figure / by);
+        }
     }
 
     /// A figure by its name.

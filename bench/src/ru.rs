@@ -34,7 +34,8 @@ struct Ledger {
     /// The paths of each index: one, or several for a composite index.
     indexes: Vec<Vec<String>>,
     items: HashMap<(String, String), Item>,
-    units: f64,
+    /// By the client's name; none for those that have none.
+    units: HashMap<Option<String>, f64>,
 }
 
 /// What a later write of the same item needs to know.
@@ -50,18 +51,34 @@ enum Write<'a> {
 }
 
 impl Meter {
-    /// Meters an account with so many physical partitions.
-    pub fn attach(account: &LocalAccount, partitions: u32) -> Self {
+    /// A meter for an account with so many physical partitions; whoever observes the account tells it of every exchange.
+    pub fn new(partitions: u32) -> Self {
         let meter = Self::default();
         meter.with(|ledger| ledger.partitions = f64::from(partitions));
-        let observer = meter.clone();
-        account.wire().observe(move |request, answer| observer.with(|ledger| ledger.note(request, answer)));
         meter
+    }
+
+    /// Meters an account with so many physical partitions.
+    pub fn attach(account: &LocalAccount, partitions: u32) -> Self {
+        let meter = Self::new(partitions);
+        let observer = meter.clone();
+        account.wire().observe(move |request, answer| observer.note(request, answer));
+        meter
+    }
+
+    /// Takes an exchange into account.
+    pub fn note(&self, request: &WireRequest<'_>, answer: &WireAnswer<'_>) {
+        self.with(|ledger| ledger.note(request, answer));
     }
 
     /// Request units so far.
     pub fn units(&self) -> f64 {
-        self.with(|ledger| ledger.units)
+        self.with(|ledger| ledger.units.values().sum())
+    }
+
+    /// Request units of one client so far.
+    pub fn units_of(&self, client: &str) -> f64 {
+        self.with(|ledger| ledger.units.get(&Some(client.to_owned())).copied().unwrap_or_default())
     }
 
     fn with<R>(&self, change: impl FnOnce(&mut Ledger) -> R) -> R {
@@ -72,7 +89,7 @@ impl Meter {
 impl Ledger {
     fn note(&mut self, request: &WireRequest<'_>, answer: &WireAnswer<'_>) {
         let refused = answer.status >= 400;
-        self.units += match request.kind {
+        let units = match request.kind {
             RequestKind::Container => {
                 self.read_policy(request);
                 0.0
@@ -87,6 +104,7 @@ impl Ledger {
             RequestKind::Delete => self.write(request, Write::Delete(request.document_id.unwrap_or_default())),
             _ => READ * kilobytes(text_len(answer)),
         };
+        *self.units.entry(request.client.map(str::to_owned)).or_default() += units;
     }
 
     fn query(&self, request: &WireRequest<'_>, answer: &WireAnswer<'_>) -> f64 {

@@ -110,6 +110,13 @@ impl Opened {
         Runtime::start_with_options(self.store(), activities, orchestrations, options).await
     }
 
+    /// Ends the provider's background work in a process that is about to end; the container stays.
+    pub async fn leave(self) {
+        if let Self::Ours(provider) = self {
+            provider.shutdown().await;
+        }
+    }
+
     /// Ends the provider's background work.
     async fn close(self) {
         match self {
