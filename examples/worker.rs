@@ -70,7 +70,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
     init_logging(options.log_format);
     init_metrics(options.metrics_port)?;
     let served = keep_account_where_there_is_none().await?;
-    let provider = open(&options).await?;
+    let provider = open().await?;
     check_health(&provider).await?;
 
     let runtime = Runtime::start_with_options(
@@ -130,11 +130,8 @@ async fn keep_account_where_there_is_none() -> anyhow::Result<Option<Served>> {
     Ok(Some(served))
 }
 
-async fn open(options: &Options) -> anyhow::Result<Arc<CosmosDBProvider>> {
-    // The provider divides its candidates among as many dispatchers as the runtime runs.
-    let config = common::shared_config()?
-        .with_orch_concurrency(options.orchestrations)
-        .with_worker_concurrency(options.activities);
+async fn open() -> anyhow::Result<Arc<CosmosDBProvider>> {
+    let config = common::shared_config()?;
     let (endpoint, container) = (config.endpoint().unwrap_or_default().to_owned(), config.container().to_owned());
     let database = config.database().to_owned();
     let began = Instant::now();

@@ -4,7 +4,7 @@ pub(crate) mod endpoint;
 mod env;
 mod error;
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
 use azure_data_cosmos::{
     options::{Region, UserAgentSuffix},
@@ -13,6 +13,7 @@ use azure_data_cosmos::{
 
 use crate::{
     credential::{account_reference, Cloud, Credential},
+    dispatch::leases::{EqualShares, LeaseProvider},
     model::{Clock, Randomness},
 };
 
@@ -54,14 +55,12 @@ pub struct CosmosDBProviderConfig {
     regions: Vec<Region>,
     create_if_missing: Option<bool>,
     throughput: Throughput,
-    orch_concurrency: u32,
-    worker_concurrency: u32,
-    reconciler_interval: Duration,
     reconciler_age_threshold: Duration,
     request_timeout: Duration,
     operation_timeout: Duration,
-    poll_interval_min: Duration,
-    poll_interval_max: Duration,
+    bell_interval: Duration,
+    sweep_interval: Duration,
+    leases: Arc<dyn LeaseProvider>,
     history_cache_bytes: usize,
     read_staleness: Duration,
     user_agent_suffix: String,
@@ -81,14 +80,12 @@ impl Default for CosmosDBProviderConfig {
             regions: Vec::new(),
             create_if_missing: None,
             throughput: Throughput::default(),
-            orch_concurrency: 4,
-            worker_concurrency: 4,
-            reconciler_interval: Duration::from_secs(2),
             reconciler_age_threshold: Duration::from_secs(2),
             request_timeout: Duration::from_secs(3),
             operation_timeout: Duration::from_secs(10),
-            poll_interval_min: Duration::from_millis(50),
-            poll_interval_max: Duration::from_secs(3),
+            bell_interval: Duration::from_millis(250),
+            sweep_interval: Duration::from_secs(3),
+            leases: Arc::new(EqualShares),
             history_cache_bytes: 64 * 1024 * 1024,
             read_staleness: Duration::from_millis(50),
             user_agent_suffix: "duroxide-cosmos".into(),
@@ -225,24 +222,6 @@ impl CosmosDBProviderConfig {
         self
     }
 
-    /// How many orchestration dispatchers the runtime runs, 4 by default.
-    pub fn with_orch_concurrency(mut self, dispatchers: u32) -> Self {
-        self.orch_concurrency = dispatchers;
-        self
-    }
-
-    /// How many activity dispatchers the runtime runs, 4 by default.
-    pub fn with_worker_concurrency(mut self, dispatchers: u32) -> Self {
-        self.worker_concurrency = dispatchers;
-        self
-    }
-
-    /// How often to look for messages that a process which died did not deliver, 2 s by default.
-    pub fn with_reconciler_interval(mut self, interval: Duration) -> Self {
-        self.reconciler_interval = interval;
-        self
-    }
-
     /// How old a message must be to count as left behind, 2 s by default.
     pub fn with_reconciler_age_threshold(mut self, age: Duration) -> Self {
         self.reconciler_age_threshold = age;
@@ -264,16 +243,28 @@ impl CosmosDBProviderConfig {
         self
     }
 
-    /// How soon to ask for other processes' work again while there is some, 50 ms by default.
-    pub fn with_poll_interval_min(mut self, interval: Duration) -> Self {
-        self.poll_interval_min = interval;
+    /// How often a process that waits looks at its bell, 250 ms by default: how soon it notices what another process has put
+    /// into the queues. Work of this process is noticed at once regardless.
+    ///
+    /// A look is one request of 1 RU, whatever the number of partitions and processes: at the default, 4 RU/s a process.
+    pub fn with_bell_interval(mut self, interval: Duration) -> Self {
+        self.bell_interval = interval;
         self
     }
 
-    /// How far the poll interval stretches while idle, 3 s by default. Work of this process is noticed at once
-    /// regardless.
-    pub fn with_poll_interval_max(mut self, interval: Duration) -> Self {
-        self.poll_interval_max = interval;
+    /// How often a process that waits asks one physical partition for everything, 3 s by default, and less often where there
+    /// are more processes than partitions.
+    ///
+    /// It finds what nobody was told of: timers and undelivered messages of a process that died, and what was lost on the way. A
+    /// sweep is one request of about 3 RU.
+    pub fn with_sweep_interval(mut self, interval: Duration) -> Self {
+        self.sweep_interval = interval;
+        self
+    }
+
+    /// Which slots this process looks after, [`EqualShares`] by default.
+    pub fn with_leases(mut self, leases: impl LeaseProvider + 'static) -> Self {
+        self.leases = Arc::new(leases);
         self
     }
 
@@ -384,21 +375,6 @@ impl CosmosDBProviderConfig {
         self.throughput
     }
 
-    /// How many orchestration dispatchers the runtime runs.
-    pub fn orch_concurrency(&self) -> u32 {
-        self.orch_concurrency
-    }
-
-    /// How many activity dispatchers the runtime runs.
-    pub fn worker_concurrency(&self) -> u32 {
-        self.worker_concurrency
-    }
-
-    /// How often to look for undelivered messages.
-    pub fn reconciler_interval(&self) -> Duration {
-        self.reconciler_interval
-    }
-
     /// How old an undelivered message must be to count as left behind.
     pub fn reconciler_age_threshold(&self) -> Duration {
         self.reconciler_age_threshold
@@ -414,14 +390,19 @@ impl CosmosDBProviderConfig {
         self.operation_timeout
     }
 
-    /// The shortest poll interval.
-    pub fn poll_interval_min(&self) -> Duration {
-        self.poll_interval_min
+    /// How often a process that waits looks at its bell.
+    pub fn bell_interval(&self) -> Duration {
+        self.bell_interval
     }
 
-    /// The longest poll interval.
-    pub fn poll_interval_max(&self) -> Duration {
-        self.poll_interval_max
+    /// How often a process that waits asks one physical partition for everything.
+    pub fn sweep_interval(&self) -> Duration {
+        self.sweep_interval
+    }
+
+    /// Which slots this process looks after.
+    pub fn leases(&self) -> &dyn LeaseProvider {
+        self.leases.as_ref()
     }
 
     /// The memory that cached histories may take.
@@ -485,7 +466,7 @@ impl CosmosDBProviderConfig {
     /// ```no_run
     /// use duroxide_cosmos::CosmosDBProviderConfig;
     ///
-    /// let config = CosmosDBProviderConfig::from_env()?.with_orch_concurrency(8);
+    /// let config = CosmosDBProviderConfig::from_env()?.with_bell_interval(std::time::Duration::from_millis(500));
     /// # Ok::<(), duroxide_cosmos::ConfigError>(())
     /// ```
     pub fn from_env() -> Result<Self, ConfigError> {
@@ -567,15 +548,8 @@ impl CosmosDBProviderConfig {
     }
 
     fn validate_work(&self, problems: &mut Problems) {
-        problems.require(self.orch_concurrency > 0, "orch_concurrency", "must be at least 1");
-        problems.require(self.worker_concurrency > 0, "worker_concurrency", "must be at least 1");
-        problems.require(!self.reconciler_interval.is_zero(), "reconciler_interval", "must be longer than zero");
-        problems.require(!self.poll_interval_min.is_zero(), "poll_interval_min", "must be longer than zero");
-        problems.require(
-            self.poll_interval_min <= self.poll_interval_max,
-            "poll_interval_min",
-            "must not be longer than poll_interval_max",
-        );
+        problems.require(!self.bell_interval.is_zero(), "bell_interval", "must be longer than zero");
+        problems.require(!self.sweep_interval.is_zero(), "sweep_interval", "must be longer than zero");
     }
 
     fn validate_times(&self, problems: &mut Problems) {
@@ -632,14 +606,12 @@ impl fmt::Debug for CosmosDBProviderConfig {
             .field("regions", &self.regions)
             .field("create_if_missing", &self.create_if_missing())
             .field("throughput", &self.throughput)
-            .field("orch_concurrency", &self.orch_concurrency)
-            .field("worker_concurrency", &self.worker_concurrency)
-            .field("reconciler_interval", &self.reconciler_interval)
             .field("reconciler_age_threshold", &self.reconciler_age_threshold)
             .field("request_timeout", &self.request_timeout)
             .field("operation_timeout", &self.operation_timeout)
-            .field("poll_interval_min", &self.poll_interval_min)
-            .field("poll_interval_max", &self.poll_interval_max)
+            .field("bell_interval", &self.bell_interval)
+            .field("sweep_interval", &self.sweep_interval)
+            .field("leases", &self.leases)
             .field("history_cache_bytes", &self.history_cache_bytes)
             .field("read_staleness", &self.read_staleness)
             .field("user_agent_suffix", &self.user_agent_suffix)
@@ -689,13 +661,11 @@ mod tests {
     fn the_defaults_are_the_documented_ones_and_lack_only_endpoint_and_credential() {
         let config = CosmosDBProviderConfig::default();
         assert_eq!((config.database(), config.container()), ("duroxide", "duroxide"));
-        assert_eq!((config.orch_concurrency(), config.worker_concurrency()), (4, 4));
-        assert_eq!(config.reconciler_interval(), Duration::from_secs(2));
         assert_eq!(config.reconciler_age_threshold(), Duration::from_secs(2));
         assert_eq!(config.request_timeout(), Duration::from_secs(3));
         assert_eq!(config.operation_timeout(), Duration::from_secs(10));
-        assert_eq!(config.poll_interval_min(), Duration::from_millis(50));
-        assert_eq!(config.poll_interval_max(), Duration::from_secs(3));
+        assert_eq!(config.bell_interval(), Duration::from_millis(250));
+        assert_eq!(config.sweep_interval(), Duration::from_secs(3));
         assert_eq!(config.read_staleness(), Duration::from_millis(50));
         assert_eq!(config.history_cache_bytes(), 64 << 20);
         assert_eq!(config.throughput(), Throughput::ServerlessOrShared);
@@ -719,14 +689,11 @@ mod tests {
             .with_container("box")
             .with_create_if_missing(true)
             .with_throughput(Throughput::Manual(400))
-            .with_orch_concurrency(1)
-            .with_worker_concurrency(2)
-            .with_reconciler_interval(second)
             .with_reconciler_age_threshold(second * 2)
             .with_request_timeout(second * 3)
             .with_operation_timeout(second * 4)
-            .with_poll_interval_min(second * 5)
-            .with_poll_interval_max(second * 6)
+            .with_bell_interval(second * 5)
+            .with_sweep_interval(second * 6)
             .with_history_cache_bytes(0)
             .with_user_agent_suffix("orders")
             .with_clock(Clock::from_fn(|| 7))
@@ -739,13 +706,11 @@ mod tests {
         assert_eq!((config.database(), config.container()), ("db", "box"));
         assert!(config.create_if_missing());
         assert_eq!(config.throughput(), Throughput::Manual(400));
-        assert_eq!((config.orch_concurrency(), config.worker_concurrency()), (1, 2));
-        assert_eq!(config.reconciler_interval(), second);
         assert_eq!(config.reconciler_age_threshold(), second * 2);
         assert_eq!(config.request_timeout(), second * 3);
         assert_eq!(config.operation_timeout(), second * 4);
-        assert_eq!(config.poll_interval_min(), second * 5);
-        assert_eq!(config.poll_interval_max(), second * 6);
+        assert_eq!(config.bell_interval(), second * 5);
+        assert_eq!(config.sweep_interval(), second * 6);
         assert_eq!(config.history_cache_bytes(), 0);
         assert_eq!(config.user_agent_suffix(), "orders");
         assert_eq!(config.clock().now(), 7);
@@ -790,11 +755,8 @@ mod tests {
             (config().with_container("  "), "COSMOS_CONTAINER"),
             (config().with_container("a "), "end with a space"),
             (config().with_container("x".repeat(256)), "255"),
-            (config().with_orch_concurrency(0), "orch_concurrency"),
-            (config().with_worker_concurrency(0), "worker_concurrency"),
-            (config().with_reconciler_interval(Duration::ZERO), "reconciler_interval"),
-            (config().with_poll_interval_min(Duration::ZERO), "longer than zero"),
-            (config().with_poll_interval_min(second * 6), "poll_interval_max"),
+            (config().with_bell_interval(Duration::ZERO), "bell_interval"),
+            (config().with_sweep_interval(Duration::ZERO), "sweep_interval"),
             (config().with_request_timeout(Duration::ZERO), "100 ms"),
             (config().with_request_timeout(second * 11), "operation_timeout"),
             (config().with_request_timeout(second / 2).with_operation_timeout(second * 9 / 10), "at least 1 s"),
@@ -814,8 +776,8 @@ mod tests {
 
     #[test]
     fn all_problems_are_reported_at_once() {
-        let problem = problem(config().with_database("").with_orch_concurrency(0));
-        assert!(problem.contains("COSMOS_DATABASE") && problem.contains("orch_concurrency"));
+        let problem = problem(config().with_database("").with_bell_interval(Duration::ZERO));
+        assert!(problem.contains("COSMOS_DATABASE") && problem.contains("bell_interval"));
     }
 
     #[test]

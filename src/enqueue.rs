@@ -4,6 +4,7 @@
 
 use crate::{
     admin::delete,
+    dispatch,
     engine::Engine,
     model::{
         item, DocumentId, EventSet, HistoryDocument, InstanceDocument, Marks, MessageDocument, Partition, WorkDocument,
@@ -37,8 +38,9 @@ pub(crate) async fn message(
     // Only a turn's own timers wait for their time: what is put into the queue without a delay is visible at once.
     let due = delay.map_or(now, |delay| engine.clock.after(delay));
     let key = MessageDocument::outside_key(&engine.new_token());
-    let document = MessageDocument::new(partition.clone(), &key, work_item, engine.sequencer.next(), now, due)
+    let mut document = MessageDocument::new(partition.clone(), &key, work_item, engine.sequencer.next(), now, due)
         .map_err(|e| refuse(format!("the message can't be written as JSON: {e}")))?;
+    document.by = engine.dispatch.knows_turns();
     if let Some(bytes) = document.oversize() {
         let (kind, limit) = (item::kind(work_item), MessageDocument::MAX_BYTES);
         return Err(refuse(format!("the message {kind} for {instance:?} has {bytes} bytes, but the limit is {limit}")));
@@ -52,17 +54,17 @@ pub(crate) async fn message(
                 false
             });
             if !removed {
-                engine.dispatch.offer_message(document, None);
+                dispatch::message_written(engine, document, None, None).await;
             }
             Ok(())
         }
         (WriteOutcome::Done(etag), Applied::No) => {
-            engine.dispatch.offer_message(document, Some(etag));
+            dispatch::message_written(engine, document, Some(etag), None).await;
             Ok(())
         }
         // Written with its answer lost: it may have been consumed since.
         (WriteOutcome::Refused(Refusal::Exists), _) => {
-            engine.dispatch.offer_message(document, None);
+            dispatch::message_written(engine, document, None, None).await;
             Ok(())
         }
         (WriteOutcome::Refused(refusal), _) => Err(refuse(format!("the message was answered {refusal:?}"))),
@@ -107,12 +109,12 @@ pub(crate) async fn work(engine: &Arc<Engine>, work_item: &WorkItem) -> Result<(
         match engine.store.batch(&partition, &operations, engine.deadline()).await.map_err(failed)? {
             BatchOutcome::Committed(committed) => {
                 document.etag = committed.etag(0).cloned();
-                engine.dispatch.offer_work(document);
+                dispatch::work_written(engine, document).await;
                 return Ok(());
             }
             BatchOutcome::RolledBack(back) if back.status == 409 => {
                 if is_ours(engine, &document).await.map_err(failed)? {
-                    engine.dispatch.offer_work(document);
+                    dispatch::work_written(engine, document).await;
                     return Ok(());
                 }
                 // The same activity is queued already: both run, as they would in any queue.

@@ -118,8 +118,8 @@ pub use config::{ConfigError, CosmosDBProviderConfig, Throughput};
 #[cfg(feature = "key_auth")]
 pub use credential::ConnectionString;
 pub use credential::{Cloud, Credential, ManagedIdentity, WorkloadIdentity};
-pub use dispatch::slots::{InMemoryLeases, LeaseProvider, Slot, SlotLease, SLOTS};
-pub use model::{Clock, Randomness};
+pub use dispatch::leases::{EqualShares, LeaseProvider, Place};
+pub use model::{Clock, Randomness, Slot, SlotRange, SLOTS};
 pub use provider::CosmosDBProvider;
 pub use store::{
     connect::{client, ConnectError},

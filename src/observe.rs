@@ -9,11 +9,11 @@
 //! | `duroxide_cosmos_claim_races_total` | counter | `queue` | claims that another process was faster with |
 //! | `duroxide_cosmos_outbox_age_seconds` | gauge | | how long the oldest undelivered message has waited |
 //! | `duroxide_cosmos_poisoned_intents_total` | counter | | messages that can't be delivered |
-//! | `duroxide_cosmos_poll_interval_seconds` | gauge | | the present interval between polls |
+//! | `duroxide_cosmos_members` | gauge | | processes that look for work on this container |
+//! | `duroxide_cosmos_rings_total` | counter | | other processes that were woken |
 
 use crate::{model::Millis, store::OperationKind};
 use metrics::{counter, gauge, histogram};
-use std::time::Duration;
 
 pub(crate) const REQUESTS: &str = "duroxide_cosmos_requests_total";
 pub(crate) const CHARGE: &str = "duroxide_cosmos_request_charge";
@@ -22,7 +22,8 @@ pub(crate) const RETRIES: &str = "duroxide_cosmos_retries_total";
 pub(crate) const CLAIM_RACES: &str = "duroxide_cosmos_claim_races_total";
 pub(crate) const OUTBOX_AGE: &str = "duroxide_cosmos_outbox_age_seconds";
 pub(crate) const POISONED: &str = "duroxide_cosmos_poisoned_intents_total";
-pub(crate) const POLL_INTERVAL: &str = "duroxide_cosmos_poll_interval_seconds";
+pub(crate) const MEMBERS: &str = "duroxide_cosmos_members";
+pub(crate) const RINGS: &str = "duroxide_cosmos_rings_total";
 
 /// An operation was answered, after so many requests.
 pub(crate) fn operation(kind: OperationKind, requests: usize, charge: f64) {
@@ -54,9 +55,14 @@ pub(crate) fn poisoned_intent() {
     counter!(POISONED).increment(1);
 }
 
-/// The service is asked again after this.
-pub(crate) fn poll_interval(interval: Duration) {
-    gauge!(POLL_INTERVAL).set(interval.as_secs_f64());
+/// So many processes look for work.
+pub(crate) fn members(count: usize) {
+    gauge!(MEMBERS).set(count as f64);
+}
+
+/// Another process was woken.
+pub(crate) fn ring() {
+    counter!(RINGS).increment(1);
 }
 
 #[cfg(test)]
@@ -75,7 +81,8 @@ mod tests {
             claim_race("orchestration");
             outbox_age(Some(1_000), 3_500);
             poisoned_intent();
-            poll_interval(Duration::from_millis(50));
+            members(8);
+            ring();
         });
         let seen: BTreeMap<String, DebugValue> = snapshotter
             .snapshot()
@@ -89,7 +96,8 @@ mod tests {
         assert_eq!(seen[CLAIM_RACES], DebugValue::Counter(1));
         assert_eq!(seen[POISONED], DebugValue::Counter(1));
         assert_eq!(seen[OUTBOX_AGE], DebugValue::Gauge(2.5.into()));
-        assert_eq!(seen[POLL_INTERVAL], DebugValue::Gauge(0.05.into()));
+        assert_eq!(seen[MEMBERS], DebugValue::Gauge(8.0.into()));
+        assert_eq!(seen[RINGS], DebugValue::Counter(1));
         assert_eq!(seen[CHARGE], DebugValue::Histogram(vec![3.5.into()]));
         let documented = include_str!("observe.rs");
         assert!(seen.keys().all(|name| documented.contains(&format!("| `{name}` |"))));

@@ -67,7 +67,6 @@ impl CosmosDBProvider {
     async fn open(client: &CosmosClient, config: CosmosDBProviderConfig) -> Result<Self, ConnectError> {
         let store = bootstrap::open(client, &config).await?;
         let engine = Engine::new(store, config);
-        outbox::start_reconciler(&engine);
         Ok(Self { engine })
     }
 
@@ -79,7 +78,7 @@ impl CosmosDBProvider {
     /// Delivers what committed turns owe to other instances and what their processes did not deliver. The reconciler does
     /// this by itself; returns how many messages were found.
     pub async fn reconcile(&self) -> Result<usize, StoreError> {
-        outbox::reconcile(&self.engine).await
+        outbox::reconcile(&self.engine, None).await
     }
 
     /// Like [`shutdown_within`](Self::shutdown_within) ten seconds.

@@ -3,6 +3,7 @@
 //! Everything is bounded by the caller's time, also in an outage: what could not be given back by then expires.
 
 use crate::{
+    dispatch,
     engine::Engine,
     store::{Deadline, StoreError},
     turn::{release, Phase},
@@ -21,12 +22,13 @@ pub(crate) async fn shut_down(engine: &Arc<Engine>, limit: Duration) -> bool {
     engine.stopping.cancel();
     let deadline = Deadline::after(limit);
     let leaving = async {
+        let left = is_given_back(dispatch::leave(engine, deadline).await);
         let turns = give_turns_back(engine, deadline).await;
         let work = give_work_back(engine, deadline).await;
         let sessions = is_given_back(session::give_all_back(engine, deadline).await);
         engine.tasks.close();
         engine.tasks.wait().await;
-        turns && work && sessions
+        left && turns && work && sessions
     };
     tokio::time::timeout_at(deadline.instant(), leaving).await.unwrap_or_else(|_| {
         warn!(?limit, "the time was up before everything was given back: the rest expires");

@@ -32,7 +32,8 @@ where
 async fn left(scene: &Scene) -> (usize, Vec<String>) {
     let documents = scene.documents().await;
     let (instances, others): (Vec<_>, Vec<_>) = documents.into_iter().partition(|d| d["type"] == "instance");
-    let others = others.iter().filter(|d| d["type"] != "counters" && d["type"] != "format");
+    let lasting = ["counters", "format", "member", "bell"];
+    let others = others.iter().filter(|d| !lasting.iter().any(|kind| d["type"] == *kind));
     (instances.len(), others.map(|d| format!("{} in {}", d["id"], d["instanceId"])).collect())
 }
 

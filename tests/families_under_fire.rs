@@ -81,7 +81,7 @@ async fn every_parent_hears_of_each_child_once_whatever_the_wire_does() {
     let mut runtimes = Vec::new();
     for worker in 0..WORKERS {
         let config = quiet()
-            .with_reconciler_interval(Duration::from_millis(500))
+            .with_sweep_interval(Duration::from_millis(500))
             .with_reconciler_age_threshold(Duration::from_millis(500));
         let provider = Arc::new(scene.provider_with(&format!("worker {worker}"), config).await);
         let options = RuntimeOptions { orchestration_concurrency: 4, worker_concurrency: 4, ..Default::default() };

@@ -112,7 +112,7 @@ fn count_requests(scene: &Scene) -> Arc<AtomicU64> {
 async fn a_message_for_nobody_is_looked_at_once_and_costs_nothing_from_then_on() {
     let scene = Scene::new(2);
     let fast = |config: CosmosDBProviderConfig| {
-        config.with_poll_interval_min(Duration::from_millis(5)).with_poll_interval_max(Duration::from_millis(20))
+        config.with_bell_interval(Duration::from_millis(5)).with_sweep_interval(Duration::from_millis(20))
     };
     let (a, b) = (scene.provider_with("a", fast(quiet())).await, scene.provider_with("b", fast(an_hour_later())).await);
     let requests = count_requests(&scene);

@@ -58,12 +58,7 @@ fn configuration() -> Result<CosmosDBProviderConfig> {
     let by_key = config.credential().is_some_and(Credential::is_key);
     ensure!(by_key, "this run makes a container, which takes an account key: set COSMOS_KEY");
     let unique = std::time::UNIX_EPOCH.elapsed()?.as_millis();
-    let concurrency = DISPATCHERS as u32;
-    Ok(config
-        .with_container(format!("bench-{unique}-{}", std::process::id()))
-        .with_create_if_missing(true)
-        .with_orch_concurrency(concurrency)
-        .with_worker_concurrency(concurrency))
+    Ok(config.with_container(format!("bench-{unique}-{}", std::process::id())).with_create_if_missing(true))
 }
 
 /// Orchestrations and idleness are the same anywhere; the other plans look into the local account.

@@ -483,10 +483,9 @@ impl World {
     fn config(&mut self) -> CosmosDBProviderConfig {
         CosmosDBProviderConfig::default()
             .with_create_if_missing(true)
-            .with_reconciler_interval(self.plan.reconciler)
+            .with_sweep_interval(self.plan.slowest_poll)
             .with_reconciler_age_threshold(self.plan.reconciler)
             .with_history_cache_bytes(self.plan.cache)
-            .with_poll_interval_max(self.plan.slowest_poll)
             .with_clock(Clock::from_fn(seams::host_millis))
             .with_randomness(Randomness::seeded(self.dice.among(0..=u64::MAX)))
     }

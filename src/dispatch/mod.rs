@@ -1,31 +1,46 @@
 //! Who gets what next. Nothing outside this room knows how candidates are found.
 //!
-//! Dispatchers wait on a ready queue in memory. What this process enqueues itself goes straight into it; what others enqueue
-//! is found by polling, which one waiter does for all, only while somebody waits and nothing is ready. Entries are hints: the
-//! claim, a conditional write, decides.
+//! Dispatchers wait on a ready queue in memory ([`lane`]). What this process enqueues itself and takes itself goes straight into
+//! it. What others enqueue is found because they ring ([`bell`]), or by a sweep ([`watch`]); who is rung, and who looks where, follows
+//! from who is there ([`members`], [`leases`]). Entries are hints: the claim, a conditional write, decides.
 
-mod fetch;
+mod asked;
+mod bell;
+mod lane;
+pub(crate) mod leases;
+mod members;
 mod parcel;
 mod poll;
 mod queue;
 mod recent;
-pub(crate) mod slots;
+mod turns;
 mod under_way;
+mod watch;
+mod work;
 
-pub(crate) use fetch::{next_turn, next_work};
+pub(crate) use turns::next_turn;
+pub(crate) use work::next_work;
 
 use crate::{
     config::CosmosDBProviderConfig,
-    model::{kind, Clock, DocumentId, MessageDocument, Millis, Partition, WorkDocument},
-    store::{Committed, Operation, Versioned},
+    engine::Engine,
+    model::{kind, Clock, DocumentId, MessageDocument, Millis, Partition, Slot, WorkDocument},
+    store::{Committed, Deadline, Operation, StoreError, Versioned},
 };
+use asked::Asked;
 use azure_core::http::Etag;
-use poll::Pace;
-use queue::{Offer, Queue};
+use members::Fleet;
+use queue::{Offer, Queue, Weight};
 use recent::Recent;
 use serde_json::Value;
-use slots::{InMemoryLeases, Slot};
+use std::{
+    collections::BTreeSet,
+    sync::{atomic::AtomicBool, Arc, Mutex, PoisonError},
+    time::Duration,
+};
+use tokio::time::Instant;
 use under_way::UnderWay;
+use watch::Watch;
 
 /// An instance that may have a turn to run.
 #[derive(Clone, Debug)]
@@ -35,12 +50,11 @@ pub(crate) struct OrchestrationHint {
     pub(crate) starts: bool,
     /// The version that its execution is pinned to, once an attempt has seen it.
     pub(crate) pinned: Option<semver::Version>,
-    pub(crate) slot: Slot,
     /// Messages that this process has put into the queue itself: a turn on them need not ask for any. The commit proves by
     /// their ETags that nobody has consumed them meanwhile.
     pub(crate) messages: Vec<Versioned<MessageDocument>>,
-    /// Messages that a poll has seen.
-    pub(crate) seen: Vec<DocumentId>,
+    /// Messages that a look has seen, and when each is due.
+    pub(crate) seen: Vec<(DocumentId, Millis)>,
     /// There may be messages that this process doesn't know: the turn asks for them.
     pub(crate) ask: bool,
 }
@@ -53,16 +67,18 @@ const MAX_SEEN: usize = 200;
 
 impl OrchestrationHint {
     fn new(partition: Partition, starts: bool) -> Self {
-        let slot = Slot::of(&partition);
-        Self { partition, starts, pinned: None, slot, messages: Vec::new(), seen: Vec::new(), ask: true }
+        Self { partition, starts, pinned: None, messages: Vec::new(), seen: Vec::new(), ask: true }
     }
 
     /// A message that this process has put into the queue. One whose ETag is not known is asked for.
     fn of_message(document: MessageDocument, etag: Option<Etag>) -> Self {
         let mut hint = Self::new(document.instance_id.clone(), document.starts);
-        if let Some(etag) = etag.filter(|_| document.item.len() <= MAX_KEPT_BYTES) {
-            hint.ask = false;
-            hint.messages.push(Versioned { document, etag });
+        match etag.filter(|_| document.item.len() <= MAX_KEPT_BYTES) {
+            Some(etag) => {
+                hint.ask = false;
+                hint.messages.push(Versioned { document, etag });
+            }
+            None => hint.seen.push((document.id, document.due)),
         }
         hint
     }
@@ -74,7 +90,7 @@ impl OrchestrationHint {
 
     /// The messages that it knows of.
     fn ids(&self) -> impl Iterator<Item = &DocumentId> {
-        self.messages.iter().map(|message| &message.document.id).chain(&self.seen)
+        self.messages.iter().map(|message| &message.document.id).chain(self.seen.iter().map(|(id, _)| id))
     }
 
     /// News about the same instance.
@@ -84,12 +100,27 @@ impl OrchestrationHint {
         self.pinned = news.pinned;
         self.ask |= news.ask;
         self.seen.extend(news.seen);
-        self.seen.truncate(MAX_SEEN);
         self.messages.extend(news.messages);
         if self.messages.len() > MAX_KEPT_MESSAGES {
-            self.messages.clear();
+            self.seen.extend(self.messages.drain(..).map(|message| (message.document.id, message.document.due)));
             self.ask = true;
         }
+        self.seen.truncate(MAX_SEEN);
+    }
+}
+
+impl Weight for OrchestrationHint {
+    fn bytes(&self) -> usize {
+        const EACH: usize = 200;
+        let messages: usize = self.messages.iter().map(|message| EACH + message.document.item.len()).sum();
+        EACH * (1 + self.seen.len()) + messages
+    }
+}
+
+impl Weight for WorkHint {
+    fn bytes(&self) -> usize {
+        const EACH: usize = 400;
+        EACH + self.document.item.as_ref().map_or(0, String::len)
     }
 }
 
@@ -97,7 +128,6 @@ impl OrchestrationHint {
 #[derive(Clone, Debug)]
 pub(crate) struct WorkHint {
     pub(crate) document: WorkDocument,
-    pub(crate) slot: Slot,
     /// Who owns its session, once an attempt has seen it.
     pub(crate) session_held: Option<SessionHeld>,
 }
@@ -113,8 +143,7 @@ pub(crate) struct SessionHeld {
 
 impl WorkHint {
     fn new(document: WorkDocument) -> Self {
-        let slot = Slot::of(&document.instance_id);
-        Self { document, slot, session_held: None }
+        Self { document, session_held: None }
     }
 
     /// Whether a worker that owns sessions as `owner` may take it now.
@@ -135,38 +164,89 @@ impl WorkHint {
     }
 }
 
-/// The ready queues and their pollers.
+/// The ready queues, and what fills them.
 pub(crate) struct Dispatch {
     turns: Queue<Partition, OrchestrationHint>,
     work: Queue<String, WorkHint>,
-    /// Whoever holds it polls for everybody.
-    pace: tokio::sync::Mutex<Pace>,
+    /// Whoever holds it looks for work, for everybody here.
+    watch: tokio::sync::Mutex<Watch>,
+    /// Held by a caller that does not wait, while it asks.
+    asking: tokio::sync::Mutex<()>,
+    /// Somebody here asks for what nobody here has asked for: a look is due.
+    asked_anew: AtomicBool,
+    fleet: Arc<Fleet>,
+    ringer: bell::Ringer,
     /// Messages that turns of this process have, or had a moment ago.
     recent: Recent,
+    asked: Asked,
     under_way: UnderWay,
-    turn_leases: InMemoryLeases,
-    work_leases: InMemoryLeases,
+    /// When somebody here last took something.
+    took: Mutex<Option<Instant>>,
     clock: Clock,
 }
 
 impl Dispatch {
     pub(crate) fn new(config: &CosmosDBProviderConfig) -> Self {
+        let mut me = config.randomness().token();
+        me.truncate(12);
         Self {
             turns: Queue::new(),
             work: Queue::new(),
-            pace: Pace::new(config.poll_interval_min(), config.poll_interval_max()).into(),
+            watch: Watch::new().into(),
+            asking: tokio::sync::Mutex::default(),
+            asked_anew: AtomicBool::new(false),
+            fleet: Arc::new(Fleet::new(me)),
+            ringer: bell::Ringer::default(),
             recent: Recent::default(),
+            asked: Asked::default(),
             under_way: UnderWay::default(),
-            turn_leases: InMemoryLeases::new(config.orch_concurrency() as usize),
-            work_leases: InMemoryLeases::new(config.worker_concurrency() as usize),
+            took: Mutex::default(),
             clock: config.clock().clone(),
         }
     }
 
-    /// A message is in the queue, or will be visible at its time.
+    fn took_something(&self) {
+        *self.took.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    fn took_something_within(&self, time: Duration) -> bool {
+        let took = *self.took.lock().unwrap_or_else(PoisonError::into_inner);
+        took.is_some_and(|took| took.elapsed() < time)
+    }
+
+    /// Whether every queue that somebody here takes from has so many hints at hand.
+    fn has_plenty(&self, plenty: usize, now: Millis) -> bool {
+        let turns = !self.fleet.takes_turns() || self.turns.ready(now) >= plenty;
+        let work = self.fleet.tags().is_none() || self.work.ready(now) >= plenty;
+        turns && work
+    }
+
+    /// The name to put on what this process puts into the queue of turns and takes itself, if it does.
+    pub(crate) fn knows_turns(&self) -> Option<String> {
+        self.fleet.knows_turns()
+    }
+
+    /// A message is in the queue, or will be visible at its time. It is kept where somebody here takes turns.
     pub(crate) fn offer_message(&self, message: MessageDocument, etag: Option<Etag>) {
+        if !self.fleet.takes_turns() {
+            self.turns.clear();
+            return;
+        }
         let (seq, due) = (message.seq.clone(), message.due);
         self.offer_turn(OrchestrationHint::of_message(message, etag), seq, due, true);
+    }
+
+    /// A turn was handed out at `now` for a hint: what the hint knows of and was not due yet keeps its place in the queue.
+    pub(crate) fn keep_rest(&self, hint: &OrchestrationHint, now: Millis) {
+        self.recent.returned(&hint.partition, hint.ids());
+        for message in hint.messages.iter().filter(|message| message.document.due > now) {
+            self.offer_message(message.document.clone(), Some(message.etag.clone()));
+        }
+        for (id, due) in hint.seen.iter().filter(|(_, due)| *due > now) {
+            let mut later = OrchestrationHint::new(hint.partition.clone(), false);
+            later.seen.push((id.clone(), *due));
+            self.offer_turn(later, String::new(), *due, false);
+        }
     }
 
     /// A turn leaves messages behind that did not fit it.
@@ -179,8 +259,11 @@ impl Dispatch {
         self.turns.offer(offer, self.clock.now(), OrchestrationHint::merge);
     }
 
-    /// An activity is in the queue, or will be at its time.
+    /// An activity is in the queue, or will be at its time. It is kept where somebody here runs such.
     pub(crate) fn offer_work(&self, document: WorkDocument) {
+        if !self.fleet.takes_work(document.tag.as_deref()) {
+            return;
+        }
         let (key, seq, due) = (document.seq.clone(), document.seq.clone(), document.due);
         let offer = Offer { key, hint: WorkHint::new(document), seq, due, urgent: true };
         self.work.offer(offer, self.clock.now(), |old, new| *old = new);
@@ -199,6 +282,16 @@ impl Dispatch {
     /// A turn of this process has taken these messages, and holds them until then.
     pub(crate) fn taken<'a>(&self, partition: &Partition, ids: impl Iterator<Item = &'a DocumentId>, until: Millis) {
         self.recent.taken(partition, ids, until);
+    }
+
+    /// The queue of an instance was asked for, or there can be nothing in it but what is known.
+    pub(crate) fn asked(&self, partition: &Partition) {
+        self.asked.note(partition, self.clock.now());
+    }
+
+    /// Whether the queue of an instance was asked for a moment ago.
+    pub(crate) fn has_asked(&self, partition: &Partition) -> bool {
+        self.asked.is_fresh(partition, self.clock.now())
     }
 
     /// Whether a turn of this process has consumed a message a moment ago.
@@ -237,31 +330,102 @@ impl Dispatch {
     pub(crate) fn turn_holds(&self, partition: &Partition, until: Millis) {
         self.turns.set_busy(partition, until, self.clock.now());
     }
+}
 
-    /// What a batch of this process has put into the queues; `offset` is where `operations` begin in the batch.
-    pub(crate) fn announce(
-        &self,
-        partition: &Partition,
-        operations: &[Operation],
-        committed: &Committed,
-        offset: usize,
-    ) {
-        for (index, operation) in operations.iter().enumerate() {
-            let (Operation::Create { document } | Operation::Upsert { document }) = operation else { continue };
-            match document.get("type").and_then(Value::as_str) {
-                Some(kind::WORK) => {
-                    let Ok(mut work) = serde_json::from_value::<WorkDocument>(document.clone()) else { continue };
-                    work.etag = committed.etag(index + offset).cloned();
-                    if &work.instance_id == partition {
-                        self.offer_work(work);
-                    }
+/// A message was put into the queue: it is kept where somebody here takes turns, or else somebody is called who does. `knows`
+/// is the member that has its instance at hand.
+pub(crate) async fn message_written(
+    engine: &Arc<Engine>,
+    message: MessageDocument,
+    etag: Option<Etag>,
+    knows: Option<&str>,
+) {
+    let dispatch = &engine.dispatch;
+    let elsewhere = knows.is_some_and(|knows| dispatch.fleet.view().is_alive(knows));
+    if dispatch.fleet.takes_turns() && !elsewhere {
+        dispatch.offer_message(message, etag);
+    } else if message.due <= engine.now() {
+        bell::call_runners(engine, Slot::of(&message.instance_id), None, knows).await;
+    }
+}
+
+/// An activity was put into the queue: it is kept where somebody here runs such, or else somebody is called who does.
+pub(crate) async fn work_written(engine: &Arc<Engine>, document: WorkDocument) {
+    let (slot, tag) = (Slot::of(&document.instance_id), document.tag.clone());
+    if engine.dispatch.fleet.takes_work(tag.as_deref()) {
+        engine.dispatch.offer_work(document);
+    } else {
+        bell::call_workers(engine, slot, tag.as_deref(), 1).await;
+    }
+}
+
+/// The member that is told when an activity of its turn has ended, if it is alive and another than this process.
+pub(crate) fn teller<'a>(engine: &Engine, by: Option<&'a str>) -> Option<&'a str> {
+    by.filter(|by| engine.dispatch.fleet.view().is_alive(by))
+}
+
+/// What a batch of this process has put into the queues; `offset` is where `operations` begin in the batch.
+pub(crate) fn announce(
+    engine: &Arc<Engine>,
+    partition: &Partition,
+    operations: &[Operation],
+    committed: &Committed,
+    offset: usize,
+) {
+    let dispatch = &engine.dispatch;
+    let mut elsewhere: BTreeSet<Option<String>> = BTreeSet::new();
+    let mut here = 0;
+    for (index, operation) in operations.iter().enumerate() {
+        let (Operation::Create { document } | Operation::Upsert { document }) = operation else { continue };
+        match document.get("type").and_then(Value::as_str) {
+            Some(kind::WORK) => {
+                let Ok(mut work) = serde_json::from_value::<WorkDocument>(document.clone()) else { continue };
+                work.etag = committed.etag(index + offset).cloned();
+                if &work.instance_id != partition {
+                    continue;
                 }
-                Some(kind::MESSAGE) => {
-                    let Ok(message) = serde_json::from_value::<MessageDocument>(document.clone()) else { continue };
-                    self.offer_message(message, committed.etag(index + offset).cloned());
+                if dispatch.fleet.takes_work(work.tag.as_deref()) {
+                    here += 1;
+                    dispatch.offer_work(work);
+                } else {
+                    elsewhere.insert(work.tag);
                 }
-                _ => {}
             }
+            Some(kind::MESSAGE) => {
+                let Ok(message) = serde_json::from_value::<MessageDocument>(document.clone()) else { continue };
+                dispatch.offer_message(message, committed.etag(index + offset).cloned());
+            }
+            _ => {}
         }
     }
+    call_for_help(engine, Slot::of(partition), here, elsewhere);
+}
+
+/// Calls those who run what nobody here runs, and some others where it is more than those here can do soon.
+fn call_for_help(engine: &Arc<Engine>, slot: Slot, here: usize, elsewhere: BTreeSet<Option<String>>) {
+    /// So many activities are worth one who helps.
+    const WORTH: usize = 16;
+    const MOST: usize = 8;
+    let backlog = if here > 0 { engine.dispatch.work.ready(engine.now()) } else { 0 };
+    let helpers = (backlog / WORTH).min(MOST);
+    if elsewhere.is_empty() && helpers == 0 {
+        return;
+    }
+    let engine_too = engine.clone();
+    engine.spawn(async move {
+        for tag in elsewhere {
+            bell::call_workers(&engine_too, slot, tag.as_deref(), 1).await;
+        }
+        if helpers > 0 {
+            bell::call_workers(&engine_too, slot, None, helpers).await;
+        }
+    });
+}
+
+/// Leaves the fleet: whoever else is there takes over at once.
+pub(crate) async fn leave(engine: &Arc<Engine>, deadline: Deadline) -> Result<(), StoreError> {
+    if engine.dispatch.fleet.leave(engine, deadline).await? {
+        bell::tell_others(engine).await;
+    }
+    Ok(())
 }

@@ -1,66 +1,88 @@
-//! Asking the service what others have put into the queues: rarely while idle, often under load.
+//! Asking the service what is in the queues: one physical partition at a time, in pages, oldest first.
 //!
-//! One question covers both queues. Only when its page is full, so that one queue or one instance might hide the rest, each
-//! queue is asked on its own, leaving out what is known.
+//! What a look costs does not depend on how long the queues are. A page of rows that nobody here can take is followed by the next,
+//! so that nothing hides what is behind it; where that would take too long, the next look goes on from there.
+//!
+//! A row is taken at once where it lies in this process's slots and no living member knows of it, or where a bell has named its
+//! slot; otherwise after [`GRACE`]. So two processes hardly ever claim the same, and what a dead one knew is not lost.
 
-use super::{Offer, OrchestrationHint, WorkHint};
+use super::{members::View, Dispatch, Offer, OrchestrationHint, WorkHint};
 use crate::{
     engine::Engine,
-    model::{clock::millis, kind, DocumentId, Millis, Partition, WorkDocument},
+    model::{kind, DocumentId, Millis, Partition, Slot, SlotRange, Tags, WorkDocument},
     outbox,
-    store::{queries, Statement, StoreError},
+    store::{queries, Pages, Statement, StoreError},
 };
+use azure_data_cosmos::feed::FeedRange;
 use serde::Deserialize;
-use std::{sync::Arc, time::Duration};
-use tokio::time::Instant;
+use std::{num::NonZeroU32, sync::Arc};
 use tracing::debug;
 
-/// Rows of a page, as the queries say.
-const PAGE: usize = 100;
-/// At most so many known keys are sent with a question.
-const MAX_SKIP: usize = 500;
+/// What another process knows of, or looks after, is left to it for so long.
+pub(super) const GRACE: Millis = 2_000;
+/// Rows of a page.
+const PAGE: u32 = 50;
+/// Rows of a page that follows one which held nothing for us.
+const NEXT_PAGE: u32 = 250;
+/// Pages of one look.
+const MOST_PAGES: usize = 8;
+/// Activities that are looked at for each worker that waits: others may be faster.
+const WORK_EACH: usize = 2;
+const MOST_WORK: usize = 32;
+/// Of activities that others are busy with, as many are seen, and some of them taken.
+const HELP: usize = 100;
 
-/// What another process has put into the queue is its own for so long: it knows of it without asking, and two that claim the
-/// same thing pay twice.
-const GRACE: Duration = Duration::from_millis(100);
-/// Under load, a poll may be late by so much.
-const OVERDUE: Duration = Duration::from_secs(1);
-
-/// When the service is asked next.
-pub(super) struct Pace {
-    min: Duration,
-    max: Duration,
-    interval: Duration,
-    next: Instant,
+/// Which queue is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Queue {
+    Turns,
+    Work,
 }
 
-impl Pace {
-    pub(super) fn new(min: Duration, max: Duration) -> Self {
-        Self { min, max, interval: min, next: Instant::now() }
-    }
+/// A question to one physical partition, or to all.
+#[derive(Clone, Debug)]
+pub(super) struct Look<'a> {
+    /// None asks the whole container.
+    pub(super) range: Option<&'a FeedRange>,
+    /// Of these slots only.
+    pub(super) slots: SlotRange,
+    /// Slots that a bell has named: what lies there is for us, whoever knows of it.
+    pub(super) named: &'a [Slot],
+    /// Whatever is there is for us: a caller that does not wait wants the present state.
+    pub(super) eager: bool,
+    /// Somebody says that there is something: a replica that lags must not hide it.
+    pub(super) told: bool,
+    /// Timers that are due by then are taken in, too.
+    pub(super) ahead: Millis,
+}
 
-    /// When the next poll is due.
-    pub(super) fn next(&self) -> Instant {
-        self.next
-    }
-
-    /// When a poll is overdue, whether or not there is other work: what others enqueue must not starve.
-    pub(super) fn overdue(&self) -> Instant {
-        self.next + self.max.min(OVERDUE)
-    }
-
-    /// News shorten the interval at once, silence stretches it. What is too young is looked at again when it is not.
-    fn polled(&mut self, found: Found) {
-        let active = found.news + found.young > 0;
-        self.interval = if active { self.min } else { self.interval.mul_f64(1.5).min(self.max) };
-        let pause = if found.young > 0 { self.interval.max(GRACE) } else { self.interval };
-        self.next = Instant::now() + pause;
-        crate::observe::poll_interval(pause);
+impl<'a> Look<'a> {
+    pub(super) fn at(range: Option<&'a FeedRange>, slots: SlotRange) -> Self {
+        Self { range, slots, named: &[], eager: false, told: false, ahead: 0 }
     }
 }
 
-/// A row of a poll.
-#[derive(Deserialize)]
+/// What a look has found.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Found {
+    /// What was not known and can be tried.
+    pub(super) news: usize,
+    /// What is left to others for a moment.
+    pub(super) young: usize,
+    /// There is more than was looked at.
+    pub(super) more: bool,
+}
+
+impl Found {
+    pub(super) fn add(&mut self, other: Self) {
+        self.news += other.news;
+        self.young += other.young;
+        self.more |= other.more;
+    }
+}
+
+/// A row of a look.
+#[derive(Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Row {
     id: DocumentId,
@@ -76,15 +98,8 @@ struct Row {
     tag: Option<String>,
     #[serde(default)]
     session_id: Option<String>,
-}
-
-/// What a poll has found.
-#[derive(Clone, Copy, Debug, Default)]
-struct Found {
-    rows: usize,
-    news: usize,
-    /// Left to the process that put it there.
-    young: usize,
+    #[serde(default)]
+    by: Option<String>,
 }
 
 /// What a row is to this process.
@@ -94,69 +109,192 @@ enum Standing {
     Young,
 }
 
-/// Asks the service and offers what it returns; an eager caller wants what has just come, too.
-pub(super) async fn poll(engine: &Arc<Engine>, pace: &mut Pace, eager: bool) -> Result<(), StoreError> {
-    let outcome = ask(engine, eager).await;
-    // After a failure the interval stretches, so that an outage is not made worse.
-    pace.polled(outcome.as_ref().map_or(Found::default(), |found| *found));
-    outcome.map(drop)
+/// Pages that one look has left to the next.
+pub(super) type Rest = Option<RowPages>;
+pub(super) struct RowPages(Pages<Row>);
+
+/// Looks for turns. `rest` is where the look before has ended, and where this one ends.
+pub(super) async fn turns(engine: &Arc<Engine>, look: &Look<'_>, rest: &mut Rest) -> Result<Found, StoreError> {
+    let until = engine.now() + look.ahead;
+    let statement = |page: u32| with_slots(queries::DUE_TURNS.statement(), look, page).bind("@until", until);
+    let first = rows(engine, look, statement(PAGE))?;
+    follow(engine, look, first, || rows(engine, look, statement(NEXT_PAGE)), rest).await
 }
 
-async fn ask(engine: &Arc<Engine>, eager: bool) -> Result<Found, StoreError> {
+/// Looks for activities that somebody here can run: whole, so that a claim is one request.
+pub(super) async fn work(
+    engine: &Arc<Engine>,
+    look: &Look<'_>,
+    tags: &Tags,
+    rest: &mut Rest,
+) -> Result<Found, StoreError> {
     let now = engine.now();
-    let statement = queries::DUE.statement().bind("@now", now);
-    let mut found = take_in(engine, statement, eager).await?;
-    if found.rows >= PAGE {
-        let dispatch = &engine.dispatch;
-        let known = dispatch.turns.known(MAX_SKIP, now);
-        let messages = queries::DUE_MESSAGES.statement().bind("@now", now).bind("@skip", known);
-        found.add(take_in(engine, messages, eager).await?);
-        let known = dispatch.work.known(MAX_SKIP, now);
-        let work = queries::DUE_WORK.statement().bind("@now", now).bind("@skip", known);
-        found.add(take_in(engine, work, eager).await?);
+    let idle = engine.dispatch.fleet.idle_workers().max(1);
+    let helps = !look.named.is_empty();
+    let room = if helps { HELP } else { (idle * WORK_EACH).min(MOST_WORK) };
+    let page = u32::try_from(room).unwrap_or(PAGE);
+    let statement = with_tags(with_slots(queries::DUE_WORK.statement(), look, page), tags).bind("@until", now);
+    let mut pages: Pages<WorkDocument> = match look.range {
+        Some(range) => engine.store.range_pages(range, statement, engine.deadline())?,
+        None => engine.store.container_pages(statement, engine.deadline())?,
+    };
+    let mut documents = pages.next().await?.unwrap_or_default();
+    let full = documents.len() >= room;
+    if helps {
+        // Those that help are many, and all see the same: each takes some of it.
+        engine.config.randomness().shuffle(&mut documents);
     }
+    let (view, mut found) = (engine.dispatch.fleet.view(), Found { more: full, ..Found::default() });
+    for document in documents {
+        if helps && found.news >= idle * WORK_EACH {
+            break;
+        }
+        let row = Row::of(&document);
+        found.note(offer_work(engine, look, &view, &row, Some(document)));
+    }
+    debug!(?found, queue = "work", "looked");
+    if found.news > 0 || !full {
+        return Ok(found);
+    }
+    let statement = || with_tags(with_slots(queries::DUE_WORK_ROWS.statement(), look, NEXT_PAGE), tags);
+    let all = || rows(engine, look, statement().bind("@until", now));
+    follow(engine, look, all()?, all, rest).await
+}
+
+/// Looks for everything that somebody here can take, in both queues, by one question.
+pub(super) async fn everything(engine: &Arc<Engine>, look: &Look<'_>, tags: &Tags) -> Result<Found, StoreError> {
+    let until = engine.now() + look.ahead;
+    let statement = with_tags(queries::DUE.statement(), tags).bind("@until", until);
+    let mut pages = rows(engine, look, in_manner(statement, look, PAGE * 2))?;
+    let page = pages.next().await?.unwrap_or_default();
+    let full = page.len() >= PAGE as usize * 2;
+    Ok(take_in(engine, look, page, full))
+}
+
+fn in_manner(statement: Statement, look: &Look<'_>, page: u32) -> Statement {
+    let statement = statement.in_pages_of(NonZeroU32::new(page).unwrap_or(NonZeroU32::MIN)).in_background();
+    if look.told || look.eager {
+        return statement.latest_committed();
+    }
+    statement
+}
+
+fn with_slots(statement: Statement, look: &Look<'_>, page: u32) -> Statement {
+    let (from, to) = look.slots.bounds();
+    in_manner(statement, look, page).bind("@from", from).bind("@to", to)
+}
+
+fn with_tags(statement: Statement, tags: &Tags) -> Statement {
+    statement.bind("@any", tags.any).bind("@untagged", tags.untagged).bind("@tags", &tags.tags)
+}
+
+fn rows(engine: &Engine, look: &Look<'_>, statement: Statement) -> Result<Pages<Row>, StoreError> {
+    match look.range {
+        Some(range) => engine.store.range_pages(range, statement, engine.deadline()),
+        None => engine.store.container_pages(statement, engine.deadline()),
+    }
+}
+
+/// Takes in the first page, and those behind it as long as they hold nothing for us: from where the look before has ended, or
+/// in larger ones from the start.
+async fn follow(
+    engine: &Arc<Engine>,
+    look: &Look<'_>,
+    mut first: Pages<Row>,
+    larger: impl FnOnce() -> Result<Pages<Row>, StoreError>,
+    rest: &mut Rest,
+) -> Result<Found, StoreError> {
+    let Some(page) = first.next().await? else { return Ok(Found::default()) };
+    let full = page.len() >= PAGE as usize;
+    let mut found = take_in(engine, look, page, full);
+    if found.news > 0 || !full {
+        *rest = if full { rest.take() } else { None };
+        return Ok(found);
+    }
+    let mut pages = match rest.take() {
+        Some(RowPages(pages)) => pages,
+        None => larger()?,
+    };
+    for _ in 1..MOST_PAGES {
+        let Some(page) = pages.next().await? else {
+            found.more = false;
+            return Ok(found);
+        };
+        found.add(take_in(engine, look, page, true));
+        if found.news > 0 {
+            break;
+        }
+    }
+    *rest = Some(RowPages(pages));
     Ok(found)
+}
+
+/// Offers the rows of a page.
+fn take_in(engine: &Arc<Engine>, look: &Look<'_>, page: Vec<Row>, full: bool) -> Found {
+    let (view, now) = (engine.dispatch.fleet.view(), engine.now());
+    let mut found = Found { more: full, ..Found::default() };
+    let mut intents = false;
+    let rows = page.len();
+    for row in page {
+        let standing = match row.kind.as_str() {
+            kind::INTENT => {
+                intents |= row.due <= now;
+                Standing::Known
+            }
+            kind::WORK => offer_work(engine, look, &view, &row, None),
+            _ => offer_turn(engine, look, &view, row),
+        };
+        found.note(standing);
+    }
+    if intents {
+        outbox::reconcile_soon(engine, look.range);
+    }
+    debug!(rows, ?found, "looked");
+    found
 }
 
 impl Found {
-    fn add(&mut self, more: Self) {
-        self.news += more.news;
-        self.young += more.young;
-    }
-}
-
-/// Offers the rows of one question.
-async fn take_in(engine: &Arc<Engine>, statement: Statement, eager: bool) -> Result<Found, StoreError> {
-    let rows: Vec<Row> = engine.store.query_container(statement, engine.deadline()).await?;
-    let mut found = Found { rows: rows.len(), ..Found::default() };
-    let mut intents = false;
-    let old = engine.now().saturating_sub(if eager { 0 } else { millis(GRACE) });
-    for row in rows {
-        intents |= row.kind == kind::INTENT;
-        match offer(engine, row, old) {
-            Standing::News => found.news += 1,
-            Standing::Young => found.young += 1,
+    fn note(&mut self, standing: Standing) {
+        match standing {
+            Standing::News => self.news += 1,
+            Standing::Young => self.young += 1,
             Standing::Known => {}
         }
     }
-    if intents {
-        outbox::reconcile_soon(engine);
-    }
-    debug!(rows = found.rows, news = found.news, young = found.young, "polled");
-    Ok(found)
 }
 
-/// Offers what a row says, unless it is known, or younger than `old`.
-fn offer(engine: &Engine, row: Row, old: Millis) -> Standing {
-    let young = row.due > old;
-    match row.kind.as_str() {
-        kind::INTENT => Standing::Known,
-        kind::WORK => offer_work(engine, row, young),
-        _ => offer_turn(engine, row, young),
+impl Row {
+    fn of(document: &WorkDocument) -> Self {
+        Self {
+            id: document.id.clone(),
+            instance_id: document.instance_id.clone(),
+            kind: kind::WORK.to_owned(),
+            due: document.due,
+            seq: document.seq.clone(),
+            starts: false,
+            tag: document.tag.clone(),
+            session_id: document.session_id.clone(),
+            by: document.by.clone(),
+        }
+    }
+
+    /// Whether it is to be left to others for now; `ours` are the slots that this process looks after.
+    fn is_young(&self, look: &Look<'_>, view: &View, ours: SlotRange, now: Millis) -> bool {
+        let slot = Slot::of(&self.instance_id);
+        if look.eager || look.named.contains(&slot) {
+            return false;
+        }
+        let known = self.by.as_ref().is_some_and(|by| view.takes(by, &self.kind, self.tag.as_deref()));
+        if ours.contains(slot) && !known {
+            return false;
+        }
+        // What was put off or taken before is as old as its time says, and what is new as its place in the queue.
+        let made: Millis = self.seq.get(..15).and_then(|made| made.parse().ok()).unwrap_or(0);
+        self.due.max(made) + GRACE > now
     }
 }
 
-fn offer_turn(engine: &Engine, row: Row, young: bool) -> Standing {
+fn offer_turn(engine: &Engine, look: &Look<'_>, view: &View, row: Row) -> Standing {
     let (dispatch, now) = (&engine.dispatch, engine.now());
     let known = dispatch.turns.peek(&row.instance_id, |hint| hint.knows(&row.id));
     // What a turn of ours has, or had a moment ago, is not news.
@@ -164,41 +302,33 @@ fn offer_turn(engine: &Engine, row: Row, young: bool) -> Standing {
     if !news {
         return Standing::Known;
     }
-    if young {
+    if row.is_young(look, view, view.turns, now) {
         return Standing::Young;
     }
     // A half-finished instance may have no message; the claim looks after it.
     let seq = if row.kind == kind::INSTANCE { String::new() } else { row.seq };
+    let due = row.due;
     let mut hint = OrchestrationHint::new(row.instance_id, row.starts);
-    hint.seen.push(row.id);
-    dispatch.offer_turn(hint, seq, row.due, false);
+    hint.seen.push((row.id, due));
+    dispatch.offer_turn(hint, seq, due, false);
+    // Another message for an instance that waits for its turn is no reason to look no further.
+    if due > now || known.is_some() {
+        return Standing::Known;
+    }
     Standing::News
 }
 
-fn offer_work(engine: &Engine, row: Row, young: bool) -> Standing {
-    let (dispatch, now) = (&engine.dispatch, engine.now());
-    if dispatch.work.is_busy(&row.seq, now) {
+fn offer_work(engine: &Engine, look: &Look<'_>, view: &View, row: &Row, document: Option<WorkDocument>) -> Standing {
+    let (dispatch, now): (&Dispatch, Millis) = (&engine.dispatch, engine.now());
+    if row.due > now || dispatch.work.is_busy(&row.seq, now) {
         return Standing::Known;
     }
     let known = dispatch.work.peek(&row.seq, |_| ()).is_some();
-    if young && !known {
+    if !known && row.is_young(look, view, view.work, now) {
         return Standing::Young;
     }
     let (key, seq, due) = (row.seq.clone(), row.seq.clone(), row.due);
-    // The claim reads the rest: a poll would pay for payloads that another process takes.
-    let document = WorkDocument {
-        id: row.id,
-        instance_id: row.instance_id,
-        kind: kind::WORK.to_owned(),
-        due: row.due,
-        seq: row.seq,
-        attempts: 0,
-        session_id: row.session_id,
-        tag: row.tag,
-        lock: None,
-        item: None,
-        etag: None,
-    };
+    let document = document.unwrap_or_else(|| row.unread());
     // The row says that nobody holds it now, whatever an attempt before has met.
     let offer = Offer { key, hint: WorkHint::new(document), seq, due, urgent: true };
     dispatch.work.offer(offer, now, |known, _| known.seen_free(now));
@@ -206,4 +336,25 @@ fn offer_work(engine: &Engine, row: Row, young: bool) -> Standing {
         return Standing::Known;
     }
     Standing::News
+}
+
+impl Row {
+    /// What is known of an activity before its document is read.
+    fn unread(&self) -> WorkDocument {
+        WorkDocument {
+            id: self.id.clone(),
+            instance_id: self.instance_id.clone(),
+            kind: kind::WORK.to_owned(),
+            due: self.due,
+            seq: self.seq.clone(),
+            attempts: 0,
+            session_id: self.session_id.clone(),
+            tag: self.tag.clone(),
+            slot: None,
+            by: self.by.clone(),
+            lock: None,
+            item: None,
+            etag: None,
+        }
+    }
 }

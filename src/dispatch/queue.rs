@@ -3,6 +3,9 @@
 //! A key is in the queue once. Hints that can be tried now wait in the order of their sequence keys, others until they are
 //! due. While a key is busy (a claim is under way, or this process holds what it names), hints for it are kept but not
 //! handed out.
+//!
+//! It is bounded: a hint that nobody takes is forgotten after a while, and where there are too many, those go first that are
+//! due last. What is forgotten is in the container all the same, and a look there finds it again.
 
 use crate::model::Millis;
 use std::{
@@ -11,6 +14,18 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 use tokio::sync::Notify;
+
+/// Hints that are kept, and what they may take.
+const MOST: usize = 10_000;
+const MOST_BYTES: usize = 32 << 20;
+/// A hint that could be tried for so long and fitted nobody is forgotten.
+const LIFE: Millis = 60_000;
+
+/// What a hint takes in memory.
+pub(super) trait Weight {
+    /// Roughly, in bytes.
+    fn bytes(&self) -> usize;
+}
 
 /// Hints of one kind.
 pub(super) struct Queue<K, H> {
@@ -25,6 +40,9 @@ struct Inner<K, H> {
     ready: BTreeSet<(String, K)>,
     /// What can be tried later, soonest first.
     later: BTreeSet<(Millis, K)>,
+    /// Since when each of the ready ones can be tried.
+    since: BTreeSet<(Millis, K)>,
+    bytes: usize,
     /// Keys that are not handed out until then.
     busy: BTreeMap<K, Millis>,
     /// When a hint that fits nobody now may fit somebody.
@@ -38,6 +56,17 @@ struct Entry<H> {
     due: Millis,
     /// An attempt said to come back then; only news of another kind makes it earlier.
     not_before: Millis,
+    filed: Filed,
+    bytes: usize,
+}
+
+/// Where an entry is.
+#[derive(Clone, Copy)]
+enum Filed {
+    /// Among what can be tried, since then.
+    Ready(Millis),
+    /// Among what can be tried from then on.
+    Later(Millis),
 }
 
 /// A hint as it is offered.
@@ -50,12 +79,14 @@ pub(super) struct Offer<K, H> {
     pub(super) urgent: bool,
 }
 
-impl<K: Clone + Eq + Hash + Ord, H> Queue<K, H> {
+impl<K: Clone + Eq + Hash + Ord, H: Weight> Queue<K, H> {
     pub(super) fn new() -> Self {
         let inner = Inner {
             entries: HashMap::new(),
             ready: BTreeSet::new(),
             later: BTreeSet::new(),
+            since: BTreeSet::new(),
+            bytes: 0,
             busy: BTreeMap::new(),
             alarms: BTreeSet::new(),
         };
@@ -153,12 +184,21 @@ impl<K: Clone + Eq + Hash + Ord, H> Queue<K, H> {
         self.lock().alarms.insert(time);
     }
 
-    /// The keys that are known, so that a poll need not return them again: those that it would return first come first.
-    pub(super) fn known(&self, limit: usize, now: Millis) -> Vec<K> {
+    /// How many can be tried now.
+    pub(super) fn ready(&self, now: Millis) -> usize {
         let mut inner = self.lock();
-        inner.busy.retain(|_, until| *until > now);
-        let waiting = inner.ready.iter().map(|(_, key)| key).chain(inner.later.iter().map(|(_, key)| key));
-        inner.busy.keys().chain(waiting).take(limit).cloned().collect()
+        inner.promote(now);
+        inner.ready.len()
+    }
+
+    /// Forgets everything: nobody here takes any of it.
+    pub(super) fn clear(&self) {
+        let mut inner = self.lock();
+        inner.entries.clear();
+        inner.ready.clear();
+        inner.later.clear();
+        inner.since.clear();
+        inner.bytes = 0;
     }
 
     /// Whether a key is busy.
@@ -178,11 +218,11 @@ impl<K: Clone + Eq + Hash + Ord, H> Queue<K, H> {
     }
 }
 
-impl<K: Clone + Eq + Hash + Ord, H> Inner<K, H> {
+impl<K: Clone + Eq + Hash + Ord, H: Weight> Inner<K, H> {
     fn offer(&mut self, offer: Offer<K, H>, now: Millis, merge: impl FnOnce(&mut H, H)) {
         let Offer { key, hint, seq, due, urgent } = offer;
         let entry = match self.remove(&key) {
-            None => Entry { hint, seq, due, not_before: 0 },
+            None => Entry { hint, seq, due, not_before: 0, filed: Filed::Ready(0), bytes: 0 },
             Some(mut entry) => {
                 merge(&mut entry.hint, hint);
                 entry.seq = entry.seq.min(seq);
@@ -196,22 +236,38 @@ impl<K: Clone + Eq + Hash + Ord, H> Inner<K, H> {
         self.insert(key, entry, now);
     }
 
-    fn insert(&mut self, key: K, entry: Entry<H>, now: Millis) {
+    fn insert(&mut self, key: K, mut entry: Entry<H>, now: Millis) {
         let busy_until = self.busy.get(&key).copied().unwrap_or(0);
         let from = entry.due.max(entry.not_before).max(busy_until);
+        entry.bytes = entry.hint.bytes();
+        self.bytes += entry.bytes;
         if from <= now {
+            entry.filed = Filed::Ready(now);
             self.ready.insert((entry.seq.clone(), key.clone()));
+            self.since.insert((now, key.clone()));
         } else {
+            entry.filed = Filed::Later(from);
             self.later.insert((from, key.clone()));
         }
         self.entries.insert(key, entry);
+        while self.entries.len() > MOST || self.bytes > MOST_BYTES {
+            let last = self.later.last().map(|(_, key)| key).or_else(|| self.ready.last().map(|(_, key)| key));
+            let Some(last) = last.cloned() else { return };
+            self.remove(&last);
+        }
     }
 
     fn remove(&mut self, key: &K) -> Option<Entry<H>> {
         let entry = self.entries.remove(key)?;
-        if !self.ready.remove(&(entry.seq.clone(), key.clone())) {
-            // The time under which it was filed is not kept, and few wait.
-            self.later.retain(|(_, k)| k != key);
+        self.bytes -= entry.bytes;
+        match entry.filed {
+            Filed::Ready(since) => {
+                self.ready.remove(&(entry.seq.clone(), key.clone()));
+                self.since.remove(&(since, key.clone()));
+            }
+            Filed::Later(from) => {
+                self.later.remove(&(from, key.clone()));
+            }
         }
         Some(entry)
     }
@@ -227,13 +283,17 @@ impl<K: Clone + Eq + Hash + Ord, H> Inner<K, H> {
             self.alarms.pop_first();
         }
         while let Some((_, key)) = self.later.first().filter(|(due, _)| *due <= now).cloned() {
-            self.later.pop_first();
             if self.busy.get(&key).is_some_and(|until| *until <= now) {
                 self.busy.remove(&key);
             }
-            if let Some(entry) = self.entries.get(&key) {
-                self.ready.insert((entry.seq.clone(), key));
-            }
+            let Some(entry) = self.remove(&key) else { return };
+            self.insert(key, entry, now);
+        }
+        while let Some((_, key)) = self.since.first().filter(|(since, _)| since + LIFE <= now).cloned() {
+            self.remove(&key);
+        }
+        if self.busy.len() > MOST {
+            self.busy.retain(|_, until| *until > now);
         }
     }
 
@@ -254,8 +314,14 @@ impl<K: Clone + Eq + Hash + Ord, H> Inner<K, H> {
 mod tests {
     use super::*;
 
+    impl Weight for u32 {
+        fn bytes(&self) -> usize {
+            *self as usize
+        }
+    }
+
     fn offer(queue: &Queue<&'static str, u32>, key: &'static str, seq: &str, due: Millis, now: Millis) {
-        let offer = Offer { key, hint: 0, seq: seq.to_owned(), due, urgent: false };
+        let offer = Offer { key, hint: 0u32, seq: seq.to_owned(), due, urgent: false };
         queue.offer(offer, now, |_, _| {});
     }
 
@@ -302,14 +368,30 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_is_told_in_the_same_order_every_time_oldest_first() {
+    fn what_nobody_takes_is_forgotten_but_a_timer_is_not() {
         let queue = Queue::new();
-        for (key, seq, due) in [("timer", "1", 500), ("young", "5", 0), ("held", "2", 0), ("old", "3", 0)] {
-            offer(&queue, key, seq, due, 0);
+        offer(&queue, "odd", "1", 0, 0);
+        offer(&queue, "timer", "2", LIFE * 2, 0);
+        assert_eq!(queue.ready(LIFE - 1), 1);
+        assert_eq!((queue.ready(LIFE), queue.len()), (0, 1));
+        assert_eq!(take(&queue, LIFE * 2), Some("timer"));
+    }
+
+    #[test]
+    fn where_there_are_too_many_those_that_are_due_last_go_first() {
+        let queue: Queue<u64, u32> = Queue::new();
+        let many = MOST as u64 + 100;
+        for n in 0..many {
+            queue.offer(Offer { key: n, hint: 0, seq: format!("{n:09}"), due: 1_000 + n, urgent: false }, 0, |_, _| {});
         }
-        assert_eq!(take(&queue, 0), Some("held"));
-        assert_eq!(queue.known(10, 0), ["held", "old", "young", "timer"]);
-        assert_eq!(queue.known(2, 0), ["held", "old"]);
+        assert_eq!(queue.len(), MOST);
+        assert_eq!(queue.next_due(), Some(1_000));
+        assert_eq!(queue.ready(1_000 + many), MOST);
+        let large = Offer { key: many, hint: u32::MAX, seq: String::new(), due: 0, urgent: false };
+        queue.offer(large, 2_000_000, |_, _| {});
+        assert!(queue.len() < 2, "a hint that takes all room leaves none to others");
+        let inner = queue.lock();
+        assert_eq!(inner.since.len(), inner.ready.len());
     }
 
     #[test]

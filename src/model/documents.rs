@@ -4,7 +4,7 @@
 //! `due`; documents without it are never found by a poll. Payloads stay strings: the service turns large integers into
 //! floats and `1.0` into `1`.
 
-use super::{item, DocumentId, EventSet, Marks, Millis, Partition};
+use super::{item, DocumentId, EventSet, Marks, Millis, Partition, Slot};
 use crate::store::{batch::MAX_DOCUMENT_BYTES, Operation};
 use azure_core::http::Etag;
 use duroxide::providers::WorkItem;
@@ -26,6 +26,8 @@ pub(crate) mod kind {
     pub(crate) const SESSION: &str = "session";
     pub(crate) const COUNTERS: &str = "counters";
     pub(crate) const PLAN: &str = "plan";
+    pub(crate) const MEMBER: &str = "member";
+    pub(crate) const BELL: &str = "bell";
     pub(crate) const FORMAT: &str = "format";
 }
 
@@ -353,6 +355,12 @@ pub(crate) struct MessageDocument {
     pub(crate) seq: String,
     /// When it was made: a claim before that did not have it.
     pub(crate) created_at: Millis,
+    /// Where it lies, so that members who share a physical partition can tell theirs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) slot: Option<Slot>,
+    /// The member that knows of it without asking.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) by: Option<String>,
     /// Attempts that are not in the instance's claims any more.
     #[serde(default)]
     pub(crate) attempts: u32,
@@ -398,11 +406,13 @@ impl MessageDocument {
     ) -> Result<Self, serde_json::Error> {
         Ok(Self {
             id: DocumentId::new("m", &[key]),
+            slot: Some(Slot::of(&partition)),
             instance_id: partition,
             kind: kind::MESSAGE.to_owned(),
             due,
             seq,
             created_at: now,
+            by: None,
             attempts: 0,
             starts: item::starts(work_item),
             delivered: false,
@@ -471,6 +481,12 @@ pub(crate) struct WorkDocument {
     pub(crate) session_id: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) tag: Option<String>,
+    /// Where it lies, so that members who share a physical partition can tell theirs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) slot: Option<Slot>,
+    /// The member whose turn scheduled it: it knows of it without asking, and is told when it is done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) by: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) lock: Option<Lock>,
     /// The work item as JSON; a large one is in a document of its own, which claims don't rewrite.
@@ -536,6 +552,8 @@ impl WorkDocument {
         let item = serde_json::to_string(work_item)?;
         let mut document = Self {
             id,
+            slot: Some(Slot::of(&partition)),
+            by: None,
             instance_id: partition,
             kind: kind::WORK.to_owned(),
             due: now,

@@ -46,6 +46,11 @@ impl Partition {
         Self(format!("$d:{name}"))
     }
 
+    /// The partition of a member's bell.
+    pub(crate) fn bell(member: &str) -> Self {
+        Self(format!("$b:{member}"))
+    }
+
     /// The instance that this partition belongs to, or nothing where it is one of ours.
     pub(crate) fn instance_id(&self) -> Option<&str> {
         if self.0.starts_with('$') {

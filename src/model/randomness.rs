@@ -54,6 +54,15 @@ impl Randomness {
         f64::from(u32::from_be_bytes([a, b, c, d])) / 2f64.powi(32)
     }
 
+    /// Puts items into an order that nobody can tell before.
+    pub(crate) fn shuffle<T>(&self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            // A fraction of a slice's length is an index of it.
+            let other = (self.fraction() * (last + 1) as f64) as usize;
+            items.swap(last, other.min(last));
+        }
+    }
+
     fn uuid(&self) -> Uuid {
         match &self.0 {
             Source::System => Uuid::new_v4(),

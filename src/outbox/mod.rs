@@ -13,29 +13,28 @@
 //! target that can't take its message poisons the intent: it is reported, kept, and blocks no other.
 
 use crate::{
+    dispatch,
     engine::Engine,
     model::{clock::millis, DocumentId, IntentDocument, MessageDocument},
     store::{queries, BatchOutcome, Deadline, Operation, Refusal, StoreError, Versioned, WriteOutcome},
 };
+use azure_data_cosmos::feed::FeedRange;
 use futures::{stream, Stream, StreamExt};
 use serde_json::Value;
-use std::{
-    sync::{Arc, Weak},
-    time::Duration,
-};
+use std::{num::NonZeroU32, sync::Arc, time::Duration};
 use tracing::{debug, error, warn};
 
 /// Deliveries that are under way at once.
 const CONCURRENCY: usize = 16;
 /// How long a commit waits for its deliveries.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// Late intents that are looked at in one round.
+const AT_ONCE: NonZeroU32 = NonZeroU32::new(100).unwrap();
 /// Whoever has taken a late intent over has so long to deliver it.
 const TAKEN_FOR: Duration = Duration::from_secs(10);
 /// A delivery that failed for a passing reason is put off by this, twice as long each time.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// A process that knows of nothing undelivered looks after others' crashes less often than its interval says.
-const IDLE_FACTOR: u32 = 30;
 
 /// Delivers intents right after the commit that wrote them. The caller waits for a moment only: what takes longer goes on
 /// in the background, and what fails is taken over by the reconciler.
@@ -86,7 +85,7 @@ fn may_pass(error: &StoreError) -> bool {
 }
 
 /// Creates the message in its target. One that is there, or whose marker is, was delivered before.
-async fn deliver(engine: &Engine, intent: &IntentDocument, deadline: Deadline) -> Result<(), StoreError> {
+async fn deliver(engine: &Arc<Engine>, intent: &IntentDocument, deadline: Deadline) -> Result<(), StoreError> {
     let unreadable = |e: String| StoreError::Malformed { detail: format!("intent {} can't be read: {e}", intent.id) };
     let id = intent.document.get("id").and_then(serde_json::Value::as_str).unwrap_or_default();
     let id = DocumentId::try_from(id.to_owned()).map_err(unreadable)?;
@@ -95,7 +94,7 @@ async fn deliver(engine: &Engine, intent: &IntentDocument, deadline: Deadline) -
         WriteOutcome::Done(etag) => {
             let message: MessageDocument =
                 serde_json::from_value(intent.document.clone()).map_err(|e| unreadable(e.to_string()))?;
-            engine.dispatch.offer_message(message, Some(etag));
+            dispatch::message_written(engine, message, Some(etag), None).await;
             Ok(())
         }
         WriteOutcome::Refused(Refusal::Exists) => {
@@ -154,10 +153,17 @@ async fn poison(engine: &Engine, mut intent: IntentDocument, error: &StoreError,
 }
 
 /// One round of the reconciler: takes over what the process that committed it has not delivered. How many were found.
-pub(crate) async fn reconcile(engine: &Arc<Engine>) -> Result<usize, StoreError> {
-    let deadline = engine.deadline();
-    let statement = queries::DUE_INTENTS.statement().bind("@now", engine.now());
-    let rows: Vec<Value> = engine.store.query_container(statement, deadline).await?;
+/// Without a range the whole container is asked.
+pub(crate) async fn reconcile(engine: &Arc<Engine>, range: Option<&FeedRange>) -> Result<usize, StoreError> {
+    let statement = queries::DUE_INTENTS.statement().bind("@now", engine.now()).in_pages_of(AT_ONCE);
+    let mut pages = match range {
+        Some(range) => engine.store.range_pages(range, statement, engine.deadline())?,
+        None => engine.store.container_pages(statement, engine.deadline())?,
+    };
+    let mut rows: Vec<Value> = Vec::new();
+    while let Some(page) = pages.next().await?.filter(|_| rows.len() < AT_ONCE.get() as usize) {
+        rows.extend(page);
+    }
     let found = rows.len();
     let intents: Vec<Versioned<IntentDocument>> = rows.into_iter().filter_map(readable).collect();
     crate::observe::outbox_age(intents.iter().map(|intent| intent.document.created_at).min(), engine.now());
@@ -216,7 +222,7 @@ async fn claim(
 }
 
 /// Delivers an intent that is ours, and deletes it; or puts it off, or marks it as one that can't be delivered.
-async fn settle(engine: &Engine, intent: Versioned<IntentDocument>) {
+async fn settle(engine: &Arc<Engine>, intent: Versioned<IntentDocument>) {
     // A target that does not answer is not asked again and again; one that is slow has more time with each attempt.
     let deadline = Deadline::after((pause_after(intent.document.attempts) / 2).min(TAKEN_FOR));
     match deliver(engine, &intent.document, deadline).await {
@@ -244,48 +250,16 @@ async fn put_off(engine: &Engine, intent: Versioned<IntentDocument>, error: &Sto
     }
 }
 
-/// Takes over in the background what a poll has seen.
-pub(crate) fn reconcile_soon(engine: &Arc<Engine>) {
-    let engine_too = engine.clone();
+/// Takes over in the background what a look at this range has seen.
+pub(crate) fn reconcile_soon(engine: &Arc<Engine>, range: Option<&FeedRange>) {
+    let (engine_too, range) = (engine.clone(), range.cloned());
     engine.spawn(async move {
         // One at a time: a target that can't be reached must not make every poll add to what waits for it.
         let Ok(_alone) = engine_too.reconciling.try_lock() else { return };
-        if let Err(error) = reconcile(&engine_too).await {
+        if let Err(error) = reconcile(&engine_too, range.as_ref()).await {
             warn!(%error, "undelivered messages are taken over later");
         }
     });
-}
-
-/// Starts the reconciler; it ends with the provider.
-pub(crate) fn start_reconciler(engine: &Arc<Engine>) {
-    let (weak, stopping) = (Arc::downgrade(engine), engine.stopping.clone());
-    let interval = engine.config.reconciler_interval();
-    tokio::spawn(async move {
-        tokio::select! {
-            biased;
-            () = stopping.cancelled() => {}
-            () = reconcile_forever(weak, interval) => {}
-        }
-    });
-}
-
-/// Often while there is something to take over, and at the start; rarely otherwise, since it asks every partition, and
-/// dispatchers that wait see what is undelivered with their own polls.
-async fn reconcile_forever(engine: Weak<Engine>, interval: Duration) {
-    let mut pause = interval;
-    loop {
-        tokio::time::sleep(pause).await;
-        let Some(engine) = engine.upgrade() else { return };
-        engine.forget_expired();
-        pause = match reconcile(&engine).await {
-            Ok(0) => (pause * 8).min(interval * IDLE_FACTOR),
-            Ok(_) => interval,
-            Err(error) => {
-                warn!(%error, "the reconciler tries again");
-                interval
-            }
-        };
-    }
 }
 
 #[cfg(test)]

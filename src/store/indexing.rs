@@ -4,7 +4,6 @@ use azure_data_cosmos::models::{IndexingMode, IndexingPolicy};
 
 /// The paths that queries filter or order by, as the policy spells them.
 pub(crate) const INDEXED_PATHS: &[&str] = &[
-    "/instanceId/?",
     "/type/?",
     "/due/?",
     "/seq/?",
@@ -17,7 +16,13 @@ pub(crate) const INDEXED_PATHS: &[&str] = &[
     "/owner/?",
     "/lockedUntil/?",
     "/tally/?",
+    "/tag/?",
 ];
+
+/// Paths that queries look at in the documents which the index has found: indexing them would cost more on every write than it
+/// saves on a look.
+#[cfg(test)]
+const LOOKED_AT: &[&str] = &["/slot/?"];
 
 /// Composite indexes, for an `ORDER BY` of several paths. None is needed so far.
 #[cfg(test)]
@@ -74,7 +79,8 @@ mod tests {
         for query in queries::ALL {
             for path in paths_after(query.text, &["WHERE", "ORDER BY"]) {
                 let indexed = format!("/{path}/?");
-                assert!(INDEXED_PATHS.contains(&indexed.as_str()), "{}: {indexed} is not indexed", query.name);
+                let fine = INDEXED_PATHS.contains(&indexed.as_str()) || LOOKED_AT.contains(&indexed.as_str());
+                assert!(fine, "{}: {indexed} is not indexed", query.name);
             }
         }
     }

@@ -21,13 +21,11 @@ impl Default for Manner {
 
 impl Manner {
     /// One replica's word, whenever the service finds time for it.
-    #[cfg_attr(not(test), allow(dead_code, reason = "for the dispatcher"))]
     pub(super) fn glance() -> Self {
         Self { consistency: ReadConsistencyStrategy::Eventual, ..Self::default() }.in_background()
     }
 
     /// Everything that was committed in the region that answers.
-    #[cfg_attr(not(test), allow(dead_code, reason = "for the dispatcher"))]
     pub(super) fn latest_committed(self) -> Self {
         Self { consistency: ReadConsistencyStrategy::LatestCommitted, ..self }
     }

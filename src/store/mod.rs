@@ -181,7 +181,6 @@ impl Store {
     }
 
     /// Creates or replaces a document; with `if_match`, only where it is as that says.
-    #[cfg_attr(not(test), allow(dead_code))]
     pub(crate) async fn upsert<T: Serialize + Sync>(
         &self,
         partition: &Partition,

@@ -11,7 +11,6 @@ use super::{
 use azure_data_cosmos::{feed::FeedRange, FeedScope};
 use serde::de::DeserializeOwned;
 
-#[cfg_attr(not(test), allow(dead_code, reason = "for the dispatcher"))]
 impl Store {
     /// The container's physical partitions, by their hashes.
     ///

@@ -50,7 +50,6 @@ impl Statement {
 
     /// Sees everything that was committed in the region that answers, not just what this process knows of: where others tell
     /// that there is something, and a replica that lags would swallow it.
-    #[cfg_attr(not(test), allow(dead_code, reason = "for the dispatcher"))]
     pub(crate) fn latest_committed(mut self) -> Self {
         self.manner = self.manner.latest_committed();
         self
@@ -151,28 +150,45 @@ pub(crate) const CONTENTS: QueryText = QueryText {
     text: "SELECT c.id, c._etag, c.type, c.due, c.seq, c.starts, c.delivered, c.execution FROM c",
 };
 
-/// Everything that somebody must look at, oldest first: messages, activities, intents, half-finished instances. Index: `due`,
-/// `type`.
-pub(crate) const DUE: QueryText = QueryText {
-    name: "due",
-    text: "SELECT TOP 100 c.id, c.instanceId, c.type, c.due, c.seq, c.starts, c.tag, c.sessionId FROM c \
-           WHERE c.due <= @now AND c.type IN ('message', 'work', 'instance', 'intent') ORDER BY c.due",
+/// What turns are made of, oldest first: messages, half-finished instances, intents. What has no slot is anybody's. Index:
+/// `due`, `type`.
+pub(crate) const DUE_TURNS: QueryText = QueryText {
+    name: "due_turns",
+    text: "SELECT c.id, c.instanceId, c.type, c.due, c.seq, c.starts, c.by FROM c \
+           WHERE c.due <= @until AND c.type IN ('message', 'instance', 'intent') \
+           AND (NOT IS_DEFINED(c.slot) OR (c.slot >= @from AND c.slot < @to)) ORDER BY c.due",
 };
 
-/// Messages and half-finished instances but those that are known. Index: `due`, `type`, `instanceId`.
-pub(crate) const DUE_MESSAGES: QueryText = QueryText {
-    name: "due_messages",
-    text: "SELECT TOP 100 c.id, c.instanceId, c.type, c.due, c.seq, c.starts FROM c \
-           WHERE c.due <= @now AND c.type IN ('message', 'instance') \
-           AND NOT ARRAY_CONTAINS(@skip, c.instanceId) ORDER BY c.due",
-};
-
-/// Activities but those that are known. Index: `due`, `type`, `seq`.
+/// Activities that somebody here can run, oldest first, whole: a claim needs no read before it. Index: `due`, `type`, `tag`.
 pub(crate) const DUE_WORK: QueryText = QueryText {
     name: "due_work",
-    text: "SELECT TOP 100 c.id, c.instanceId, c.type, c.due, c.seq, c.tag, c.sessionId FROM c \
-           WHERE c.due <= @now AND c.type = 'work' AND NOT ARRAY_CONTAINS(@skip, c.seq) ORDER BY c.due",
+    text: "SELECT * FROM c WHERE c.due <= @until AND c.type = 'work' \
+           AND (NOT IS_DEFINED(c.slot) OR (c.slot >= @from AND c.slot < @to)) \
+           AND (@any = true OR (@untagged = true AND NOT IS_DEFINED(c.tag)) OR ARRAY_CONTAINS(@tags, c.tag)) \
+           ORDER BY c.due",
 };
+
+/// The same without what a claim needs, for those behind many that can't be taken. Index: `due`, `type`, `tag`.
+pub(crate) const DUE_WORK_ROWS: QueryText = QueryText {
+    name: "due_work_rows",
+    text: "SELECT c.id, c.instanceId, c.type, c.due, c.seq, c.tag, c.sessionId, c.by FROM c \
+           WHERE c.due <= @until AND c.type = 'work' \
+           AND (NOT IS_DEFINED(c.slot) OR (c.slot >= @from AND c.slot < @to)) \
+           AND (@any = true OR (@untagged = true AND NOT IS_DEFINED(c.tag)) OR ARRAY_CONTAINS(@tags, c.tag)) \
+           ORDER BY c.due",
+};
+
+/// Everything that somebody here can take, of both queues, oldest first. Index: `due`, `type`, `tag`.
+pub(crate) const DUE: QueryText = QueryText {
+    name: "due",
+    text: "SELECT c.id, c.instanceId, c.type, c.due, c.seq, c.starts, c.tag, c.sessionId, c.by FROM c \
+           WHERE c.due <= @until AND (c.type IN ('message', 'instance', 'intent') OR (c.type = 'work' \
+           AND (@any = true OR (@untagged = true AND NOT IS_DEFINED(c.tag)) OR ARRAY_CONTAINS(@tags, c.tag)))) \
+           ORDER BY c.due",
+};
+
+/// Those who look for work. Index: `type`.
+pub(crate) const MEMBERS: QueryText = QueryText { name: "members", text: "SELECT * FROM c WHERE c.type = 'member'" };
 
 /// Intents that the process which committed them has not delivered, oldest first. Index: `due`, `type`.
 pub(crate) const DUE_INTENTS: QueryText = QueryText {
@@ -269,8 +285,10 @@ pub(crate) const ALL: &[QueryText] = &[
     EXECUTIONS,
     CONTENTS,
     DUE,
-    DUE_MESSAGES,
+    DUE_TURNS,
     DUE_WORK,
+    DUE_WORK_ROWS,
+    MEMBERS,
     DUE_INTENTS,
     SESSIONS_OF,
     EXPIRED_SESSIONS,

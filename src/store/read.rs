@@ -69,7 +69,6 @@ impl Store {
 
     /// Reads what is looked at several times a second: the cheapest read there is, which may be behind what this process has
     /// written itself.
-    #[cfg_attr(not(test), allow(dead_code, reason = "for the dispatcher"))]
     pub(crate) async fn glance<T: DeserializeOwned>(
         &self,
         partition: &Partition,

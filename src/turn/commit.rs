@@ -11,6 +11,7 @@ use super::{
     release, staging, Phase, TurnHandle, TurnState,
 };
 use crate::{
+    dispatch,
     engine::Engine,
     model::{kind, DocumentId, ExecutionDocument, WorkDocument},
     outbox,
@@ -278,7 +279,7 @@ async fn left_its_history(
 }
 
 fn done(
-    engine: &Engine,
+    engine: &Arc<Engine>,
     handle: &TurnHandle,
     plan: Plan,
     ack: &Ack,
@@ -287,7 +288,7 @@ fn done(
     staged: bool,
 ) -> Outcome {
     if !staged {
-        engine.dispatch.announce(&handle.partition, &plan.operations, committed, 1 + plan.consumption.len());
+        dispatch::announce(engine, &handle.partition, &plan.operations, committed, 1 + plan.consumption.len());
     }
     let foreign_cancellations =
         ack.cancelled.iter().filter(|a| Some(a.instance.as_str()) != handle.partition.instance_id()).cloned().collect();

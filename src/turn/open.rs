@@ -13,7 +13,7 @@ use super::{
 use crate::{
     dispatch::OrchestrationHint,
     engine::Engine,
-    model::{clock::millis, item, InstanceDocument, KvDocument, Lock, MessageDocument, Millis},
+    model::{clock::millis, item, InstanceDocument, KvDocument, Lock, MessageDocument},
     store::{batch, BatchOutcome, Deadline, Operation, StoreError, Versioned, WriteOutcome},
 };
 use duroxide::{
@@ -125,9 +125,13 @@ async fn contents_of(
     let warm = ours.contents.take().filter(|contents| contents.kv.is_some());
     let warm = warm.or_else(|| ours.document.is_shell().then(load::nothing));
     if let (Some(messages), Some(contents)) = (known_messages(engine, hint, ours), &warm) {
+        if !ours.document.exists() {
+            engine.dispatch.asked(&hint.partition);
+        }
         return Ok(Loaded { messages, more: false, contents: Ok(contents.clone()) });
     }
     let (partition, execution) = (hint.partition.clone(), ours.document.execution);
+    engine.dispatch.asked(&partition);
     let loading = load::load(engine, &partition, execution, warm, ours.claimed_at, sight);
     tokio::pin!(loading);
     loop {
@@ -162,6 +166,10 @@ fn known_messages(engine: &Engine, hint: &OrchestrationHint, ours: &Ours) -> Opt
     let document = &ours.document;
     // After a claim that was not committed, its messages are in the queue too; so are those that are parked.
     if hint.ask || document.claims.len() > 1 || document.parked {
+        return None;
+    }
+    // What others send must not wait for as long as this process has something to say.
+    if document.exists() && !engine.dispatch.has_asked(&hint.partition) {
         return None;
     }
     // A turn of this process may have taken one from the queue while its hint was waiting.
@@ -340,22 +348,14 @@ fn hand_out(engine: &Arc<Engine>, hint: &OrchestrationHint, ours: Ours, ready: R
     let until = document.lock.as_ref().map_or(0, |lock| lock.until);
     let (whole, phase) = (!more, Phase::Open);
     let state = TurnState { document, etag, until, lock_timeout, taken, whole, kv, contents, name, version, phase };
+    engine.dispatch.keep_rest(hint, claimed_at);
     engine.dispatch.taken(partition, state.taken.iter().map(|taken| &taken.document.id), until);
     let handle = TurnHandle { token: token.clone(), partition: partition.clone(), state: state.into() };
     engine.turns.insert(token.clone(), Arc::new(handle));
-    keep_hints(engine, hint, claimed_at, more);
-    Claimed::Turn(Box::new((item, token, attempts)))
-}
-
-/// Timers that are not due yet keep their place in the ready queue, and what did not fit this turn is asked for by the next.
-/// What was due and is not in the turn was consumed by others.
-fn keep_hints(engine: &Engine, hint: &OrchestrationHint, claimed_at: Millis, more: bool) {
-    for message in hint.messages.iter().filter(|m| m.document.due > claimed_at) {
-        engine.dispatch.offer_message(message.document.clone(), Some(message.etag.clone()));
-    }
     if more {
-        engine.dispatch.offer_rest(&hint.partition);
+        engine.dispatch.offer_rest(partition);
     }
+    Claimed::Turn(Box::new((item, token, attempts)))
 }
 
 /// Counts this attempt: the claims that each message has seen since it became visible.

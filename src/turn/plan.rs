@@ -377,7 +377,8 @@ impl Planner<'_> {
             let partition = Partition::instance(instance).map_err(|e| Unplannable::Target(e.to_string()))?;
             let id = WorkDocument::scheduled_id(*execution_id, *id);
             let seq = self.engine.sequencer.next();
-            let (work, payload) = WorkDocument::new(partition, id, work_item, seq, self.now).map_err(unwritable)?;
+            let (mut work, payload) = WorkDocument::new(partition, id, work_item, seq, self.now).map_err(unwritable)?;
+            work.by = self.engine.dispatch.knows_turns();
             if let Some(payload) = payload {
                 self.add_checked(Operation::upsert(&payload)?, || format!("the input of activity {name:?}"))?;
             }
@@ -397,6 +398,7 @@ impl Planner<'_> {
             let seq = self.engine.sequencer.next();
             let mut message =
                 MessageDocument::new(target.clone(), &key, work_item, seq, self.now, due).map_err(unwritable)?;
+            message.by = self.engine.dispatch.knows_turns();
             let name = || format!("the message {} for {instance:?}", item::kind(work_item));
             if &target == self.partition {
                 self.add_limited(Operation::create(&message)?, MessageDocument::MAX_BYTES, name)?;

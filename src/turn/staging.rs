@@ -11,6 +11,7 @@
 
 use super::{cache::Known, claim::Ours, instance_id, release, TurnHandle, TurnState};
 use crate::{
+    dispatch,
     engine::Engine,
     model::{clock::millis, DocumentId, InstanceDocument, Lock, Millis, Partition, Rolling, StagedDocument, Staging},
     store::{batch, BatchOutcome, Deadline, Freshness, Operation, RolledBack, StoreError, Versioned},
@@ -178,7 +179,7 @@ async fn apply(
                 debug!(instance_id = partition.instance_id(), part = rolling.next, "rolled forward");
                 let etag = committed.fence()?;
                 *applied = true;
-                engine.dispatch.announce(partition, &operations, &committed, 1);
+                dispatch::announce(engine, partition, &operations, &committed, 1);
                 engine.cache.put(partition, Known { document: next.clone(), etag: etag.clone(), contents: None });
                 return Ok(Some(Versioned { document: next, etag }));
             }

@@ -7,7 +7,7 @@ use crate::{
     dispatch::WorkHint,
     engine::Engine,
     model::{clock::millis, Lock, Millis, PayloadDocument, WorkDocument},
-    store::{Deadline, Freshness, StoreError, Versioned, WriteOutcome},
+    store::{Applied, Deadline, Freshness, StoreError, Versioned, WriteOutcome},
     turn::cache::Known,
 };
 use azure_core::http::Etag;
@@ -77,6 +77,8 @@ async fn take(
         }
         match lock(engine, document.clone(), known, lock_timeout, now, deadline).await? {
             Locked::Ours(held) => return open(engine, *held, lock_timeout, deadline).await,
+            // Others have it, or are done with it. If it comes back, whoever gives it back says so, or a look finds it.
+            Locked::Lost => return Ok(Claimed::Gone),
             Locked::Stale => match look(engine, &document, deadline).await? {
                 None => return Ok(Claimed::Gone),
                 Some(found) => (document, etag) = (found.document, Some(found.etag)),
@@ -97,6 +99,9 @@ async fn look(
 
 enum Locked {
     Ours(Box<(WorkDocument, Etag, String)>),
+    /// It is not as it was known, for certain.
+    Lost,
+    /// It is not as it was known, or the answer to our own write was lost.
     Stale,
 }
 
@@ -115,10 +120,15 @@ async fn lock(
     document.due = until;
     document.attempts += 1;
     let partition = document.instance_id.clone();
-    let written = engine.store.replace(&partition, &document.id, &document, Some(&etag), deadline).await;
+    let store = &engine.store;
+    let written = store.replace_noting_repeats(&partition, &document.id, &document, Some(&etag), deadline).await;
     match written {
-        Ok(WriteOutcome::Done(etag)) => Ok(Locked::Ours(Box::new((document, etag, token)))),
-        Ok(WriteOutcome::Refused(_)) => match look(engine, &document, deadline).await {
+        Ok((WriteOutcome::Done(etag), _)) => Ok(Locked::Ours(Box::new((document, etag, token)))),
+        Ok((WriteOutcome::Refused(_), Applied::No)) => {
+            crate::observe::claim_race("activity");
+            Ok(Locked::Lost)
+        }
+        Ok((WriteOutcome::Refused(_), Applied::Perhaps)) => match look(engine, &document, deadline).await {
             Ok(Some(found)) if found.document.held_by(&token) => {
                 Ok(Locked::Ours(Box::new((found.document, found.etag, token))))
             }

@@ -2,6 +2,7 @@
 
 use super::{not_held, session, WorkHandle, WorkState};
 use crate::{
+    dispatch,
     engine::Engine,
     model::{item, DocumentId, Lock, MessageDocument, Partition, WorkDocument},
     store::{BatchOutcome, Deadline, Freshness, Operation, StoreError, Versioned, WriteOutcome},
@@ -36,7 +37,13 @@ pub(crate) async fn complete(
         return Err(not_held(OPERATION, "its lock has expired or was given up"));
     }
     let message = match completion {
-        Some(completion) => Some(completion_message(engine, &handle, &completion)?),
+        Some(completion) => {
+            let mut message = completion_message(engine, &handle, &completion)?;
+            // The member whose turn scheduled it has the instance at hand.
+            let by = dispatch::teller(engine, state.document.by.as_deref());
+            message.by = by.map(ToOwned::to_owned).or_else(|| engine.dispatch.knows_turns());
+            Some(message)
+        }
         None => None,
     };
     let outcome = remove(engine, &handle, &mut state, message.as_ref()).await;
@@ -44,7 +51,8 @@ pub(crate) async fn complete(
         Ok(Removed::Done(etag)) => {
             close(engine, &handle, &mut state);
             if let Some(message) = message {
-                engine.dispatch.offer_message(message, etag);
+                let by = dispatch::teller(engine, state.document.by.as_deref());
+                dispatch::message_written(engine, message, etag, by).await;
             }
             touch_session(engine, &state).await;
             Ok(())

@@ -1,0 +1,247 @@
+//! Waiting for work, the same way for turns and activities: hints first, then the service, then time.
+//!
+//! A caller is an [`Order`]: what it takes, and how a hint becomes that. A claim runs in a task of its own, so that a caller which goes
+//! away leaves one to be finished and given back.
+
+use super::{
+    poll::{self, Look},
+    queue::{Queue, Weight},
+    watch::{self, Watch},
+    Dispatch,
+};
+use crate::{
+    engine::Engine,
+    model::{Millis, SlotRange},
+    store::StoreError,
+};
+use duroxide::providers::ProviderError;
+use std::{
+    hash::Hash,
+    sync::{atomic::Ordering, Arc},
+    time::Duration,
+};
+use tokio::time::Instant;
+use tracing::warn;
+
+/// A claim takes no longer: then the hint can be tried by another waiter.
+pub(super) const CLAIM_TIME: Millis = 10_000;
+/// A caller that does not wait is kept no longer by claims that are under way.
+const SETTLE_TIME: Duration = Duration::from_secs(1);
+/// A caller that does not wait looks through no more pages than that.
+const MOST_LOOKS: usize = 50;
+
+/// A hint that was taken out of its queue.
+pub(super) struct Taken<K, H> {
+    pub(super) key: K,
+    pub(super) hint: H,
+    pub(super) seq: String,
+}
+
+/// What a caller of `fetch` wants.
+pub(super) trait Order: Sync {
+    /// The name of the operation, for errors.
+    const OPERATION: &'static str;
+    /// Which queue it is about.
+    const QUEUE: poll::Queue;
+    type Key: Clone + Eq + Hash + Ord + Send;
+    type Hint: Weight + Send;
+    /// What the caller gets.
+    type Goods: Send;
+
+    fn queue<'a>(&self, dispatch: &'a Dispatch) -> &'a Queue<Self::Key, Self::Hint>;
+
+    /// The caller asks: whoever would ring somebody knows that it need not. Whether nobody here has asked so for a while.
+    fn asks(&self, dispatch: &Dispatch) -> bool;
+
+    /// Whether a hint is for this caller.
+    fn fits(&self, hint: &Self::Hint, now: Millis) -> bool;
+
+    /// Tries a hint, and puts it back or drops it where it comes to nothing.
+    async fn attempt(
+        &self,
+        engine: &Arc<Engine>,
+        taken: Taken<Self::Key, Self::Hint>,
+    ) -> Result<Option<Self::Goods>, StoreError>;
+
+    /// Whether something is ready that this caller could take if it asked otherwise.
+    fn should_ask_otherwise(&self, _engine: &Engine) -> bool {
+        false
+    }
+
+    /// What is kept while the caller waits.
+    fn waiting(&self, _dispatch: &Dispatch) -> Option<super::members::IdleWorker> {
+        None
+    }
+}
+
+/// What an order gets next, or nothing within `poll_timeout`.
+pub(super) async fn next<O: Order>(
+    engine: &Arc<Engine>,
+    order: &O,
+    poll_timeout: Duration,
+) -> Result<Option<O::Goods>, ProviderError>
+where
+    Engine: Send + Sync,
+{
+    let dispatch = &engine.dispatch;
+    let queue = order.queue(dispatch);
+    let mut wait = Wait::new(poll_timeout);
+    while !engine.stopping.is_cancelled() {
+        if order.asks(dispatch) {
+            dispatch.asked_anew.store(true, Ordering::SeqCst);
+        }
+        let notified = queue.changed.notified();
+        tokio::pin!(notified);
+        notified.as_mut().enable();
+        let now = engine.now();
+        if let Some((key, hint, seq)) = queue.take(now, now + CLAIM_TIME, |_, hint| order.fits(hint, now)) {
+            watch::work_off_if_overdue(engine);
+            dispatch.took_something();
+            match order.attempt(engine, Taken { key, hint, seq }).await {
+                Ok(Some(goods)) => return Ok(Some(goods)),
+                Ok(None) => {}
+                Err(error) => wait.trouble(error, O::OPERATION)?,
+            }
+            continue;
+        }
+        if order.should_ask_otherwise(engine) {
+            wait.hurry();
+        }
+        match wait.next(dispatch, queue.next_due(), now) {
+            Next::GiveUp => return Ok(None),
+            Next::Ask(guard) => {
+                let asked = ask(engine, order).await;
+                drop(guard);
+                match asked {
+                    Ok(more) => wait.answered(more),
+                    Err(error) => wait.trouble(error, O::OPERATION)?,
+                }
+            }
+            Next::WorkOff(mut watch) => {
+                let _idle = order.waiting(dispatch);
+                if let Err(error) = watch.work_off(engine).await {
+                    wait.trouble(error, O::OPERATION)?;
+                }
+            }
+            Next::Sleep(until) => {
+                let _idle = order.waiting(dispatch);
+                tokio::select! {
+                    biased;
+                    () = notified => {}
+                    () = tokio::time::sleep_until(until) => {}
+                    () = engine.stopping.cancelled() => {}
+                }
+            }
+        }
+    }
+    // A caller that does not know yet that the provider has been shut down must not ask without end.
+    tokio::time::sleep_until(wait.until.min(Instant::now() + Duration::from_secs(1))).await;
+    Ok(None)
+}
+
+/// Asks the whole container for the caller's queue: for one that does not wait, and so wants the present state. Whether there is
+/// more than was looked at.
+async fn ask<O: Order>(engine: &Arc<Engine>, order: &O) -> Result<bool, StoreError> {
+    let look = Look { eager: true, ..Look::at(None, SlotRange::ALL) };
+    let (tags, mut rest) = (engine.dispatch.fleet.tags(), None);
+    for _ in 0..MOST_LOOKS {
+        let found = match (O::QUEUE, &tags) {
+            (poll::Queue::Turns, _) => poll::turns(engine, &look, &mut rest).await?,
+            (poll::Queue::Work, Some(tags)) => poll::work(engine, &look, tags, &mut rest).await?,
+            (poll::Queue::Work, None) => return Ok(false),
+        };
+        let (queue, now) = (order.queue(&engine.dispatch), engine.now());
+        if !found.more {
+            return Ok(false);
+        }
+        if queue.has_ready(now, |hint| order.fits(hint, now)) {
+            break;
+        }
+    }
+    Ok(true)
+}
+
+/// How long a caller waits, and what for.
+struct Wait {
+    until: Instant,
+    /// A caller that does not wait wants the store's present state: it is asked once, and again where what was found comes to
+    /// nothing and there was more.
+    must_ask: bool,
+    may_ask: usize,
+    patient: bool,
+}
+
+enum Next<'a> {
+    GiveUp,
+    Ask(tokio::sync::MutexGuard<'a, ()>),
+    WorkOff(tokio::sync::MutexGuard<'a, Watch>),
+    Sleep(Instant),
+}
+
+impl Wait {
+    fn new(poll_timeout: Duration) -> Self {
+        let patient = !poll_timeout.is_zero();
+        Self { until: Instant::now() + poll_timeout, must_ask: !patient, may_ask: MOST_LOOKS, patient }
+    }
+
+    /// The caller has asked, and there was more than it looked at.
+    fn answered(&mut self, more: bool) {
+        self.may_ask = self.may_ask.saturating_sub(1);
+        self.must_ask = more && self.may_ask > 0;
+    }
+
+    /// The caller can't take what is there and may be able to when it asks again.
+    fn hurry(&mut self) {
+        const SOON: Duration = Duration::from_millis(100);
+        self.until = self.until.min(Instant::now() + SOON);
+    }
+
+    /// What to do when nothing is ready.
+    fn next<'a>(&mut self, dispatch: &'a Dispatch, next_due: Option<Millis>, now: Millis) -> Next<'a> {
+        if self.must_ask {
+            match dispatch.asking.try_lock() {
+                Ok(asking) => {
+                    self.must_ask = false;
+                    return Next::Ask(asking);
+                }
+                // Somebody else is asking: what it finds may do.
+                Err(_) => return Next::Sleep(Instant::now() + Duration::from_millis(2)),
+            }
+        }
+        let instant = Instant::now();
+        if !self.patient && dispatch.under_way.any() && instant < self.until + SETTLE_TIME {
+            return Next::Sleep(instant + Duration::from_millis(2));
+        }
+        if instant >= self.until {
+            return Next::GiveUp;
+        }
+        let mut wake = self.until;
+        match dispatch.watch.try_lock() {
+            Ok(watch) if watch.next() <= instant || dispatch.asked_anew.load(Ordering::SeqCst) => {
+                return Next::WorkOff(watch)
+            }
+            Ok(watch) => wake = wake.min(watch.next()),
+            Err(_) => wake = wake.min(instant + Duration::from_millis(50)),
+        }
+        if let Some(due) = next_due {
+            wake = wake.min(instant + Duration::from_millis(due.saturating_sub(now).max(1)));
+        }
+        Next::Sleep(wake)
+    }
+
+    /// A caller that waits sits an outage out; one that doesn't is told.
+    fn trouble(&self, error: StoreError, operation: &str) -> Result<(), ProviderError> {
+        // What can't be understood of one instance or activity is its own trouble, and no reason to stop waiting for others.
+        let of_one = matches!(error, StoreError::Malformed { .. });
+        if !self.patient || !(error.is_passing() || of_one) {
+            return Err(error.into_provider_error(operation));
+        }
+        warn!(%error, operation, "trouble while waiting for work");
+        Ok(())
+    }
+}
+
+/// What an attempt that was interrupted has to say.
+pub(super) fn interrupted() -> StoreError {
+    StoreError::Unavailable { detail: "the claim was interrupted".to_owned() }
+}

@@ -1,0 +1,137 @@
+//! The order for a turn.
+
+use super::{
+    bell,
+    lane::{self, Order, Taken},
+    parcel::Parcel,
+    poll,
+    queue::Queue,
+    Dispatch, OrchestrationHint,
+};
+use crate::{
+    engine::Engine,
+    model::{Millis, Partition, Slot},
+    store::{Deadline, StoreError},
+    turn::{
+        claim::{self, Claimed},
+        open::claim_time,
+        release,
+    },
+};
+use duroxide::providers::{DispatcherCapabilityFilter, OrchestrationItem, ProviderError};
+use std::{sync::Arc, time::Duration};
+
+/// A turn that another process holds is looked at again then: it may have ended long before its lock does.
+const LOOK_AGAIN: Millis = 1_000;
+
+type Turn = (OrchestrationItem, String, u32);
+
+/// The next turn, or nothing within `poll_timeout`.
+pub(crate) async fn next_turn(
+    engine: &Arc<Engine>,
+    lock_timeout: Duration,
+    poll_timeout: Duration,
+    filter: Option<&DispatcherCapabilityFilter>,
+) -> Result<Option<Turn>, ProviderError> {
+    lane::next(engine, &TurnOrder { lock_timeout, filter }, poll_timeout).await
+}
+
+struct TurnOrder<'a> {
+    lock_timeout: Duration,
+    filter: Option<&'a DispatcherCapabilityFilter>,
+}
+
+impl Order for TurnOrder<'_> {
+    const OPERATION: &'static str = "fetch_orchestration_item";
+    const QUEUE: poll::Queue = poll::Queue::Turns;
+    type Key = Partition;
+    type Hint = OrchestrationHint;
+    type Goods = Turn;
+
+    fn queue<'a>(&self, dispatch: &'a Dispatch) -> &'a Queue<Partition, OrchestrationHint> {
+        &dispatch.turns
+    }
+
+    fn asks(&self, dispatch: &Dispatch) -> bool {
+        dispatch.fleet.asks_for_turns(self.filter)
+    }
+
+    fn fits(&self, hint: &OrchestrationHint, _now: Millis) -> bool {
+        match (&hint.pinned, self.filter) {
+            (Some(pinned), Some(filter)) => claim::supports(filter, pinned),
+            _ => true,
+        }
+    }
+
+    async fn attempt(
+        &self,
+        engine: &Arc<Engine>,
+        taken: Taken<Partition, OrchestrationHint>,
+    ) -> Result<Option<Turn>, StoreError> {
+        let (dispatch, Taken { key: partition, hint, seq }) = (&engine.dispatch, taken);
+        // While the claim is under way, a look that returns these messages brings no news.
+        dispatch.recent.taken(&partition, hint.ids(), engine.now() + lane::CLAIM_TIME);
+        match self.claim(engine, &hint).await {
+            Ok(Claimed::Turn(turn)) => {
+                dispatch.turn_holds(&partition, engine.clock.after(self.lock_timeout));
+                Ok(Some(*turn))
+            }
+            Ok(other) => {
+                settle(engine, partition, hint, seq, other);
+                Ok(None)
+            }
+            Err(error) => {
+                dispatch.recent.returned(&partition, hint.ids());
+                let due = engine.clock.after(error.pause());
+                dispatch.turns.put_back(partition, hint, seq, due, engine.now(), OrchestrationHint::merge);
+                Err(error)
+            }
+        }
+    }
+}
+
+impl TurnOrder<'_> {
+    /// Claims in a task of its own.
+    async fn claim(&self, engine: &Arc<Engine>, hint: &OrchestrationHint) -> Result<Claimed, StoreError> {
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        let (engine_too, hint, filter) = (engine.clone(), hint.clone(), self.filter.cloned());
+        let lock_timeout = self.lock_timeout;
+        let begun = engine.dispatch.under_way.begin();
+        engine.spawn(async move {
+            let deadline = Deadline::after(claim_time(&engine_too, lock_timeout));
+            let outcome = claim::claim(&engine_too, &hint, lock_timeout, filter.as_ref(), deadline).await;
+            let parcel = Parcel::new(outcome, move |outcome| {
+                let _begun = begun;
+                if let Ok(Claimed::Turn(turn)) = outcome {
+                    release::give_back_later(&engine_too, &hint.partition, turn.1, 0);
+                } else {
+                    engine_too.dispatch.turn_returned(&hint.partition, 0);
+                }
+            });
+            // Where the receiver is gone, the parcel comes back and gives back what it holds.
+            drop(sender.send(parcel));
+        });
+        receiver.await.ok().and_then(Parcel::open).unwrap_or_else(|| Err(lane::interrupted()))
+    }
+}
+
+/// What becomes of a hint whose claim came to nothing.
+fn settle(engine: &Arc<Engine>, partition: Partition, mut hint: OrchestrationHint, seq: String, outcome: Claimed) {
+    let now = engine.now();
+    let turns = &engine.dispatch.turns;
+    engine.dispatch.recent.returned(&partition, hint.ids());
+    let due = match outcome {
+        Claimed::Locked(until) => until.min(now + LOOK_AGAIN),
+        Claimed::Incompatible(pinned) => {
+            let (engine_too, slot, version) = (engine.clone(), Slot::of(&partition), pinned.clone());
+            engine.spawn(async move { bell::call_runners(&engine_too, slot, Some(&version), None).await });
+            hint.pinned = Some(pinned);
+            now
+        }
+        Claimed::Nothing | Claimed::Waiting | Claimed::Turn(_) => {
+            turns.set_free(&partition, now);
+            return;
+        }
+    };
+    turns.put_back(partition, hint, seq, due, now, OrchestrationHint::merge);
+}

@@ -1,0 +1,383 @@
+//! What a waiting process does besides waiting: it renews its membership, looks at its bell, at what the bell tells of, and
+//! sweeps. One waiter does it for all, and only while somebody waits; under load, a task does it now and then.
+//!
+//! Invariant: whatever is due and can be taken by somebody who waits here is found, at a cost that depends neither on the number
+//! of members nor on what else is in the container: by the bell at once, by the sweep within seconds. A sweep asks one physical
+//! partition after the other for everything, so that lost rings, dead members, timers that nobody remembers, undelivered intents and
+//! wrong leases all come to an end here.
+
+use super::{
+    bell,
+    poll::{self, Found, Look, Queue, Rest},
+    Dispatch,
+};
+use crate::{
+    engine::Engine,
+    model::{clock::millis, BellDocument, Slot, SlotRange, Tags},
+    store::{Deadline, StoreError},
+};
+use azure_data_cosmos::feed::FeedRange;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{atomic::Ordering, Arc},
+    time::Duration,
+};
+use tokio::time::Instant;
+use tracing::{debug, warn};
+
+/// A process that has waited for so long is one of the fleet: shorter waits are worth no document.
+const JOIN_AFTER: Duration = Duration::from_millis(500);
+/// While there is something to do, the bell is looked at more often: replies come that way.
+const BUSY_BELL: Duration = Duration::from_millis(100);
+const BUSY: Duration = Duration::from_secs(1);
+/// How often the list of physical partitions is asked for.
+const PARTITIONS: Duration = Duration::from_secs(60);
+/// A ring that leads to nothing is looked after again: a replica may lag.
+const AGAIN: [Duration; 2] = [Duration::from_millis(150), Duration::from_millis(600)];
+/// The longest pause between sweeps.
+const RAREST_SWEEP: Duration = Duration::from_secs(30);
+/// Where a sweep found something, there is more.
+const SWEEP_AGAIN: Duration = Duration::from_millis(250);
+/// Timers are taken in before their time, this much at least and at most.
+const AHEAD: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(120));
+/// Rings of two members within this time may have overwritten each other.
+const OVERWRITTEN: Duration = Duration::from_secs(5);
+/// After a failure.
+const PAUSE: Duration = Duration::from_secs(1);
+/// With so many hints at hand nobody needs more.
+const PLENTY: usize = 25;
+/// Under load chores may be late by so much.
+const OVERDUE: Duration = Duration::from_millis(250);
+
+/// A physical partition.
+struct Physical {
+    range: FeedRange,
+    slots: SlotRange,
+}
+
+/// Where to look, and when.
+struct Errand {
+    at: Instant,
+    what: Where,
+    /// How often it was looked at in vain.
+    tries: usize,
+}
+
+/// Where to look.
+#[derive(Clone)]
+enum Where {
+    /// Everything that this process looks after.
+    Ours,
+    /// What a bell has named.
+    Named { turns: BTreeSet<Slot>, work: BTreeSet<Slot> },
+}
+
+/// When what is to be done. Whoever holds it does it.
+pub(super) struct Watch {
+    /// Since when somebody waits.
+    since: Option<Instant>,
+    renewal: Option<Instant>,
+    bell: Instant,
+    sweep: Instant,
+    errands: Vec<Errand>,
+    partitions: Vec<Physical>,
+    partitions_at: Option<Instant>,
+    /// Which partition is swept next.
+    turn: usize,
+    /// The last ring that was heard, from whom and when.
+    heard: Option<(String, String, Instant)>,
+    rests: BTreeMap<(usize, Queue), Rest>,
+}
+
+enum Chore {
+    Renew,
+    Bell,
+    Errand(usize),
+    Sweep,
+}
+
+impl Watch {
+    pub(super) fn new() -> Self {
+        let now = Instant::now();
+        Self {
+            since: None,
+            renewal: None,
+            bell: now,
+            sweep: now,
+            errands: Vec::new(),
+            partitions: Vec::new(),
+            partitions_at: None,
+            turn: 0,
+            heard: None,
+            rests: BTreeMap::new(),
+        }
+    }
+
+    /// Somebody waits. The first look, and that of one who asks for something else, is at everything.
+    fn begin(&mut self, engine: &Engine) {
+        let now = Instant::now();
+        let anew = engine.dispatch.asked_anew.swap(false, Ordering::SeqCst);
+        if self.since.is_none() {
+            self.since = Some(now);
+            self.renewal = Some(now + JOIN_AFTER);
+            self.bell = now + JOIN_AFTER;
+            self.sweep = now + engine.config.sweep_interval().mul_f64(engine.config.randomness().fraction());
+        } else if anew {
+            // The others must know.
+            self.renewal = self.renewal.map(|renewal| renewal.min(now + JOIN_AFTER));
+        }
+        if anew {
+            self.look_at_ours(now);
+        }
+    }
+
+    fn look_at_ours(&mut self, at: Instant) {
+        self.errands.retain(|errand| !matches!(errand.what, Where::Ours));
+        self.errands.push(Errand { at, what: Where::Ours, tries: AGAIN.len() });
+    }
+
+    /// When there is something to do next.
+    pub(super) fn next(&self) -> Instant {
+        let errands = self.errands.iter().map(|errand| errand.at);
+        errands.chain(self.renewal).chain([self.bell, self.sweep]).min().unwrap_or_else(Instant::now)
+    }
+
+    fn due(&self, now: Instant) -> Option<Chore> {
+        if let Some((at, _)) = self.errands.iter().enumerate().find(|(_, errand)| errand.at <= now) {
+            return Some(Chore::Errand(at));
+        }
+        if self.renewal.is_some_and(|at| at <= now) {
+            return Some(Chore::Renew);
+        }
+        if self.bell <= now {
+            return Some(Chore::Bell);
+        }
+        (self.sweep <= now).then_some(Chore::Sweep)
+    }
+
+    /// Does one thing that is due.
+    pub(super) async fn work_off(&mut self, engine: &Arc<Engine>) -> Result<(), StoreError> {
+        self.begin(engine);
+        let outcome = match self.due(Instant::now()) {
+            None => return Ok(()),
+            Some(Chore::Renew) => self.renew(engine).await,
+            Some(Chore::Bell) => self.listen(engine).await,
+            Some(Chore::Errand(at)) => {
+                let errand = self.errands.swap_remove(at);
+                self.run(engine, errand).await
+            }
+            Some(Chore::Sweep) => self.sweep(engine).await,
+        };
+        if outcome.is_err() {
+            // An outage is not made worse.
+            let later = Instant::now() + PAUSE;
+            self.bell = self.bell.max(later);
+            self.sweep = self.sweep.max(later);
+        }
+        outcome
+    }
+
+    async fn renew(&mut self, engine: &Arc<Engine>) -> Result<(), StoreError> {
+        let fleet = &engine.dispatch.fleet;
+        self.renewal = Some(Instant::now() + PAUSE * 2);
+        let first = !fleet.is_member();
+        let changed = fleet.renew(engine, engine.deadline()).await?;
+        let jitter = 0.9 + engine.config.randomness().fraction() / 5.0;
+        self.renewal = Some(Instant::now() + super::members::LIST.mul_f64(jitter));
+        if changed {
+            self.look_at_ours(Instant::now());
+        }
+        if changed && first {
+            let engine_too = engine.clone();
+            engine.spawn(async move { bell::tell_others(&engine_too).await });
+        }
+        Ok(())
+    }
+
+    /// Looks at the bell.
+    async fn listen(&mut self, engine: &Arc<Engine>) -> Result<(), StoreError> {
+        let interval = engine.config.bell_interval();
+        let busy = engine.dispatch.took_something_within(BUSY);
+        self.bell = Instant::now() + if busy { interval.min(BUSY_BELL) } else { interval };
+        let me = engine.dispatch.fleet.me();
+        let (partition, id) = (BellDocument::partition(me), BellDocument::document_id());
+        let Some(bell) = engine.store.glance::<BellDocument>(&partition, &id, Deadline::after(PAUSE)).await? else {
+            return Ok(());
+        };
+        let bell = bell.document;
+        let now = Instant::now();
+        if bell.from == me || self.heard.as_ref().is_some_and(|(ring, ..)| *ring == bell.ring) {
+            return Ok(());
+        }
+        debug!(from = bell.from, turns = bell.turns.len(), work = bell.work.len(), list = bell.list, "heard the bell");
+        let other = |(_, from, at): &(String, String, Instant)| *from != bell.from && at.elapsed() < OVERWRITTEN;
+        let perhaps_more = self.heard.as_ref().is_some_and(other);
+        self.heard = Some((bell.ring, bell.from, now));
+        if bell.list {
+            self.renewal = Some(now);
+        }
+        if !(bell.turns.is_empty() && bell.work.is_empty()) {
+            let what = Where::Named { turns: bell.turns, work: bell.work };
+            self.errands.push(Errand { at: now, what, tries: 0 });
+        }
+        if perhaps_more {
+            self.look_at_ours(now);
+        }
+        Ok(())
+    }
+
+    /// Looks where an errand says.
+    async fn run(&mut self, engine: &Arc<Engine>, errand: Errand) -> Result<(), StoreError> {
+        let dispatch = &engine.dispatch;
+        if matches!(errand.what, Where::Ours) && dispatch.has_plenty(PLENTY, engine.now()) {
+            self.errands.push(Errand { at: Instant::now() + BUSY_BELL, ..errand });
+            return Ok(());
+        }
+        let looked = self.look(engine, &errand.what).await;
+        let Errand { what, tries, .. } = errand;
+        let now = Instant::now();
+        let found = match looked {
+            Ok(found) => found,
+            Err(error) => {
+                self.errands.push(Errand { at: now + PAUSE, what, tries });
+                return Err(error);
+            }
+        };
+        if found.more {
+            self.errands.retain(|errand| !matches!(errand.what, Where::Ours));
+            let pause = if found.news > 0 { Duration::from_millis(5) } else { BUSY_BELL };
+            self.errands.push(Errand { at: now + pause, what, tries: AGAIN.len() });
+        } else if found.news == 0 && tries < AGAIN.len() {
+            self.errands.push(Errand { at: now + AGAIN[tries], what, tries: tries + 1 });
+        } else if found.young > 0 {
+            // Left to others: if they don't take it, it is ours.
+            self.look_at_ours(now + Duration::from_millis(poll::GRACE));
+        }
+        Ok(())
+    }
+
+    async fn look(&mut self, engine: &Arc<Engine>, what: &Where) -> Result<Found, StoreError> {
+        self.know_partitions(engine).await?;
+        let fleet = &engine.dispatch.fleet;
+        let (view, tags) = (fleet.view(), fleet.tags());
+        let mut found = Found::default();
+        let partitions = self.partitions.iter().enumerate();
+        for (at, physical) in partitions {
+            let ahead = millis(AHEAD.0);
+            let mut asked = Found::default();
+            match what {
+                Where::Ours => {
+                    if fleet.takes_turns() && view.turns.overlaps(physical.slots) {
+                        let look = Look { ahead, ..Look::at(Some(&physical.range), view.turns) };
+                        let rest = self.rests.entry((at, Queue::Turns)).or_default();
+                        asked.add(poll::turns(engine, &look, rest).await?);
+                    }
+                    if let Some(tags) = tags.as_ref().filter(|_| view.work.overlaps(physical.slots)) {
+                        let look = Look::at(Some(&physical.range), view.work);
+                        let rest = self.rests.entry((at, Queue::Work)).or_default();
+                        asked.add(poll::work(engine, &look, tags, rest).await?);
+                    }
+                }
+                Where::Named { turns, work } => {
+                    let within = |slots: &BTreeSet<Slot>| -> Vec<Slot> {
+                        slots.iter().copied().filter(|slot| physical.slots.contains(*slot)).collect()
+                    };
+                    let (turns, work) = (within(turns), within(work));
+                    if fleet.takes_turns() && !turns.is_empty() {
+                        let told = Look::at(Some(&physical.range), around(&turns));
+                        let look = Look { named: &turns, told: true, ahead, ..told };
+                        let rest = self.rests.entry((at, Queue::Turns)).or_default();
+                        asked.add(poll::turns(engine, &look, rest).await?);
+                    }
+                    if let Some(tags) = tags.as_ref().filter(|_| !work.is_empty()) {
+                        let told = Look::at(Some(&physical.range), around(&work));
+                        let look = Look { named: &work, told: true, ..told };
+                        let rest = self.rests.entry((at, Queue::Work)).or_default();
+                        asked.add(poll::work(engine, &look, tags, rest).await?);
+                    }
+                }
+            }
+            found.add(asked);
+            if found.news >= PLENTY * 4 {
+                found.more = true;
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Asks one physical partition for everything, whoever looks after it.
+    async fn sweep(&mut self, engine: &Arc<Engine>) -> Result<(), StoreError> {
+        self.know_partitions(engine).await?;
+        engine.forget_expired();
+        let fleet = &engine.dispatch.fleet;
+        let (count, members) = (self.partitions.len().max(1), fleet.view().others.len() + 1);
+        let base = engine.config.sweep_interval();
+        let shared = base.mul_f64((members as f64 / count as f64).max(1.0)).min(RAREST_SWEEP.max(base));
+        let jitter = 0.75 + engine.config.randomness().fraction() / 2.0;
+        self.sweep = Instant::now() + shared.mul_f64(jitter);
+        let at = self.turn % count;
+        let Some(physical) = self.partitions.get(at) else { return Ok(()) };
+        let nothing = Tags { any: false, untagged: false, tags: BTreeSet::new() };
+        let tags = fleet.tags().unwrap_or(nothing);
+        // As far as the next sweep of this partition.
+        let ahead = (shared * u32::try_from(count).unwrap_or(u32::MAX) * 2).clamp(AHEAD.0, AHEAD.1);
+        let look = Look { ahead: millis(ahead), ..Look::at(Some(&physical.range), SlotRange::ALL) };
+        let mut found = poll::everything(engine, &look, &tags).await?;
+        if found.more && found.news == 0 {
+            // One queue may hide the other, and rows that nobody here takes those behind them.
+            let turns = self.rests.entry((at, Queue::Turns)).or_default();
+            found.add(poll::turns(engine, &look, turns).await?);
+            let work = self.rests.entry((at, Queue::Work)).or_default();
+            found.add(poll::work(engine, &Look { ahead: 0, ..look }, &tags, work).await?);
+        }
+        if found.news > 0 || found.more {
+            self.sweep = Instant::now() + SWEEP_AGAIN.min(base);
+        } else {
+            self.turn = at + 1;
+        }
+        Ok(())
+    }
+
+    /// The physical partitions, asked for now and then.
+    async fn know_partitions(&mut self, engine: &Engine) -> Result<(), StoreError> {
+        if self.partitions_at.is_some_and(|at| at.elapsed() < PARTITIONS) {
+            return Ok(());
+        }
+        let ranges = engine.store.physical_partitions(engine.deadline()).await?;
+        let physical = |range: FeedRange| Physical { slots: SlotRange::of_feed_range(&range), range };
+        let partitions: Vec<Physical> = ranges.into_iter().map(physical).collect();
+        if partitions.len() != self.partitions.len() {
+            self.rests.clear();
+            self.turn = (engine.config.randomness().fraction() * partitions.len() as f64) as usize;
+        }
+        self.partitions = partitions;
+        self.partitions_at = Some(Instant::now());
+        Ok(())
+    }
+}
+
+/// The smallest range with all of these slots.
+fn around(slots: &[Slot]) -> SlotRange {
+    let numbers = slots.iter().map(|slot| u16::from(slot.number()));
+    match (numbers.clone().min(), numbers.max()) {
+        (Some(first), Some(last)) => SlotRange::new(first, last + 1),
+        _ => SlotRange::NONE,
+    }
+}
+
+/// Under load nobody waits, and so nobody would look after others' work: a task does, now and then.
+pub(super) fn work_off_if_overdue(engine: &Arc<Engine>) {
+    let dispatch: &Dispatch = &engine.dispatch;
+    let is_overdue = |watch: &Watch| watch.since.is_some() && watch.next() + OVERDUE <= Instant::now();
+    if !dispatch.watch.try_lock().is_ok_and(|watch| is_overdue(&watch)) {
+        return;
+    }
+    let engine_too = engine.clone();
+    engine.spawn(async move {
+        let Ok(mut watch) = engine_too.dispatch.watch.try_lock() else { return };
+        if let Err(error) = watch.work_off(&engine_too).await {
+            warn!(%error, "trouble while looking for work");
+        }
+    });
+}

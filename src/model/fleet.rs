@@ -1,0 +1,192 @@
+//! The documents of the fleet: who is there, and the bell that each can be woken with.
+
+use super::{kind, DocumentId, Partition, Slot, SlotRange};
+use duroxide::providers::{DispatcherCapabilityFilter, TagFilter};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+
+/// A process that looks for work. Who is alive is judged by the service's own clock.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct MemberDocument {
+    pub(crate) id: DocumentId,
+    pub(crate) instance_id: Partition,
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    /// The name of its bell.
+    pub(crate) member: String,
+    /// Present while somebody there waits for turns.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) turns: Option<Stand<Versions>>,
+    /// Present while somebody there waits for activities.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) work: Option<Stand<Tags>>,
+    /// As whom its workers own sessions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) owners: Vec<String>,
+    /// When the service last took it, in seconds.
+    #[serde(rename = "_ts", default, skip_serializing)]
+    pub(crate) renewed: u64,
+}
+
+/// What a member takes of a queue, and which slots it looks after.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Stand<N> {
+    pub(crate) need: N,
+    pub(crate) slots: SlotRange,
+}
+
+/// The versions of duroxide whose turns a process can run; none where it runs all.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Versions(Option<(String, String)>);
+
+/// The activities that a process runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Tags {
+    /// All of them, whatever their tag.
+    pub(crate) any: bool,
+    /// Those without a tag.
+    pub(crate) untagged: bool,
+    /// Those with one of these.
+    pub(crate) tags: BTreeSet<String>,
+}
+
+impl MemberDocument {
+    pub(crate) fn partition() -> Partition {
+        Partition::system("fleet")
+    }
+
+    pub(crate) fn document_id(member: &str) -> DocumentId {
+        DocumentId::new("member", &[member])
+    }
+
+    pub(crate) fn new(member: &str) -> Self {
+        Self {
+            id: Self::document_id(member),
+            instance_id: Self::partition(),
+            kind: kind::MEMBER.to_owned(),
+            member: member.to_owned(),
+            turns: None,
+            work: None,
+            owners: Vec::new(),
+            renewed: 0,
+        }
+    }
+}
+
+impl From<Option<&DispatcherCapabilityFilter>> for Versions {
+    /// Of the capability filter only the first range counts.
+    fn from(filter: Option<&DispatcherCapabilityFilter>) -> Self {
+        let range = filter.and_then(|filter| filter.supported_duroxide_versions.first());
+        Self(range.map(|range| (range.min.to_string(), range.max.to_string())))
+    }
+}
+
+impl Versions {
+    /// Whether a turn pinned to this version can be run.
+    pub(crate) fn run(&self, pinned: Option<&semver::Version>) -> bool {
+        let parse = |version: &String| semver::Version::parse(version).ok();
+        match (&self.0, pinned) {
+            (Some((min, max)), Some(pinned)) => {
+                parse(min).is_none_or(|min| min <= *pinned) && parse(max).is_none_or(|max| *pinned <= max)
+            }
+            _ => true,
+        }
+    }
+}
+
+impl From<&TagFilter> for Tags {
+    fn from(filter: &TagFilter) -> Self {
+        let some = |tags: &std::collections::HashSet<String>| tags.iter().cloned().collect();
+        let (any, untagged, tags) = match filter {
+            TagFilter::Any => (true, true, BTreeSet::new()),
+            TagFilter::DefaultOnly => (false, true, BTreeSet::new()),
+            TagFilter::DefaultAnd(tags) => (false, true, some(tags)),
+            TagFilter::Tags(tags) => (false, false, some(tags)),
+            TagFilter::None => (false, false, BTreeSet::new()),
+        };
+        Self { any, untagged, tags }
+    }
+}
+
+impl Tags {
+    /// Whether an activity with this tag is run.
+    pub(crate) fn run(&self, tag: Option<&str>) -> bool {
+        match tag {
+            _ if self.any => true,
+            None => self.untagged,
+            Some(tag) => self.tags.contains(tag),
+        }
+    }
+}
+
+/// What wakes a member: looked at several times a second, so it is small and alone in its partition. Each ring replaces it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct BellDocument {
+    pub(crate) id: DocumentId,
+    pub(crate) instance_id: Partition,
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    /// Different with every ring.
+    pub(crate) ring: String,
+    /// Who rang.
+    pub(crate) from: String,
+    /// Where there is something to take.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub(crate) turns: BTreeSet<Slot>,
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub(crate) work: BTreeSet<Slot>,
+    /// Somebody has come or gone.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) list: bool,
+}
+
+impl BellDocument {
+    pub(crate) fn partition(member: &str) -> Partition {
+        Partition::bell(member)
+    }
+
+    pub(crate) fn document_id() -> DocumentId {
+        DocumentId::new("bell", &[])
+    }
+
+    /// A bell that nobody has rung yet.
+    pub(crate) fn new(member: &str, from: &str, ring: String) -> Self {
+        Self {
+            id: Self::document_id(),
+            instance_id: Self::partition(member),
+            kind: kind::BELL.to_owned(),
+            ring,
+            from: from.to_owned(),
+            turns: BTreeSet::new(),
+            work: BTreeSet::new(),
+            list: false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn what_a_filter_takes_is_what_its_document_says() {
+        let tags = |names: &[&str]| -> HashSet<String> { names.iter().map(|name| (*name).to_owned()).collect() };
+        let filters = [
+            TagFilter::Any,
+            TagFilter::None,
+            TagFilter::DefaultOnly,
+            TagFilter::DefaultAnd(tags(&["gpu"])),
+            TagFilter::Tags(tags(&["gpu", "cpu"])),
+        ];
+        for filter in filters {
+            let said = Tags::from(&filter);
+            for tag in [None, Some("gpu"), Some("cpu"), Some("other")] {
+                assert_eq!(said.run(tag), filter.matches(tag), "{filter:?} and {tag:?}");
+            }
+        }
+    }
+}
