@@ -102,8 +102,9 @@ struct Standing {
     turns: Option<(Versions, Instant)>,
     work: Option<(Tags, Instant)>,
     owners: BTreeMap<String, Instant>,
-    /// How many workers wait for an activity right now.
+    /// How many workers wait for an activity right now, and how many have at once.
     idle_workers: usize,
+    workers: usize,
 }
 
 /// This process among the others.
@@ -161,13 +162,20 @@ impl Fleet {
 
     /// A worker begins to wait, until what is returned is dropped.
     pub(super) fn worker_waits(self: &Arc<Self>) -> IdleWorker {
-        self.standing().idle_workers += 1;
+        let mut standing = self.standing();
+        standing.idle_workers += 1;
+        standing.workers = standing.workers.max(standing.idle_workers);
         IdleWorker(self.clone())
     }
 
     /// How many workers wait for an activity right now.
     pub(super) fn idle_workers(&self) -> usize {
         self.standing().idle_workers
+    }
+
+    /// How many workers there are, as far as that is known: so many have waited at once.
+    pub(super) fn workers(&self) -> usize {
+        self.standing().workers
     }
 
     /// Whether dispatchers here take turns.

@@ -349,6 +349,21 @@ pub(crate) async fn message_written(
     }
 }
 
+/// The end of an activity was put into the queue: as [`message_written`], but the worker does not wait for a ring.
+pub(crate) fn completion_written(
+    engine: &Arc<Engine>,
+    message: MessageDocument,
+    etag: Option<Etag>,
+    knows: Option<&str>,
+) {
+    let (engine_too, knows) = (engine.clone(), knows.map(ToOwned::to_owned));
+    if knows.is_none() && engine.dispatch.fleet.takes_turns() {
+        engine.dispatch.offer_message(message, etag);
+        return;
+    }
+    engine.spawn(async move { message_written(&engine_too, message, etag, knows.as_deref()).await });
+}
+
 /// An activity was put into the queue: it is kept where somebody here runs such, or else somebody is called who does.
 pub(crate) async fn work_written(engine: &Arc<Engine>, document: WorkDocument) {
     let (slot, tag) = (Slot::of(&document.instance_id), document.tag.clone());

@@ -132,6 +132,8 @@ pub(super) async fn work(
     let idle = engine.dispatch.fleet.idle_workers().max(1);
     let helps = !look.named.is_empty();
     let room = if helps { HELP } else { (idle * WORK_EACH).min(MOST_WORK) };
+    // Who helps will be back soon: with something to do for all its workers it need not look for each.
+    let share = engine.dispatch.fleet.workers().max(idle) * WORK_EACH;
     let page = u32::try_from(room).unwrap_or(PAGE);
     let statement = with_tags(with_slots(queries::DUE_WORK.statement(), look, page), tags).bind("@until", now);
     let mut pages: Pages<WorkDocument> = match look.range {
@@ -146,7 +148,7 @@ pub(super) async fn work(
     }
     let (view, mut found) = (engine.dispatch.fleet.view(), Found { more: full, ..Found::default() });
     for document in documents {
-        if helps && found.news >= idle * WORK_EACH {
+        if helps && found.news >= share {
             break;
         }
         let row = Row::of(&document);

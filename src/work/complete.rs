@@ -52,7 +52,7 @@ pub(crate) async fn complete(
             close(engine, &handle, &mut state);
             if let Some(message) = message {
                 let by = dispatch::teller(engine, state.document.by.as_deref());
-                dispatch::message_written(engine, message, etag, by).await;
+                dispatch::completion_written(engine, message, etag, by);
             }
             touch_session(engine, &state).await;
             Ok(())
