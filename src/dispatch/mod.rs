@@ -276,7 +276,7 @@ impl Dispatch {
 
     /// A turn of this process has consumed these messages.
     pub(crate) fn consumed<'a>(&self, partition: &Partition, ids: impl Iterator<Item = &'a DocumentId>) {
-        self.recent.consumed(partition, ids);
+        self.recent.consumed(partition, ids, self.clock.now());
     }
 
     /// A turn of this process has taken these messages, and holds them until then.

@@ -8,8 +8,9 @@ use std::{
 
 /// As many as a poll that began before they were consumed may still return, many times over.
 const LIMIT: usize = 8_192;
-/// The time of a message that will not come back.
-const FOR_EVER: Millis = Millis::MAX;
+/// What was consumed is not in the queue any more, and a look that began before that may return it for so long. What is seen
+/// later is there: a copy that a repeated request has written.
+const ECHO: Millis = 30_000;
 
 type Key = (Partition, DocumentId);
 
@@ -17,9 +18,17 @@ type Key = (Partition, DocumentId);
 #[derive(Default)]
 pub(super) struct Recent(Mutex<Inner>);
 
+/// What is known of a message.
+#[derive(Clone, Copy, Default)]
+struct Taken {
+    /// Until when it is not news.
+    until: Millis,
+    consumed: bool,
+}
+
 #[derive(Default)]
 struct Inner {
-    until: HashMap<Key, Millis>,
+    until: HashMap<Key, Taken>,
     order: VecDeque<Key>,
 }
 
@@ -30,15 +39,19 @@ impl Recent {
 
     /// A turn has them until then.
     pub(super) fn taken<'a>(&self, partition: &Partition, ids: impl Iterator<Item = &'a DocumentId>, until: Millis) {
+        self.note(partition, ids, Taken { until, consumed: false });
+    }
+
+    fn note<'a>(&self, partition: &Partition, ids: impl Iterator<Item = &'a DocumentId>, taken: Taken) {
         let mut inner = self.lock();
         for id in ids {
             let key = (partition.clone(), id.clone());
             match inner.until.get_mut(&key) {
                 // What is consumed stays consumed.
-                Some(known) if *known == FOR_EVER => {}
-                Some(known) => *known = until,
+                Some(known) if known.consumed => {}
+                Some(known) => *known = taken,
                 None => {
-                    inner.until.insert(key.clone(), until);
+                    inner.until.insert(key.clone(), taken);
                     inner.order.push_back(key);
                 }
             }
@@ -51,8 +64,8 @@ impl Recent {
     }
 
     /// They will not come back.
-    pub(super) fn consumed<'a>(&self, partition: &Partition, ids: impl Iterator<Item = &'a DocumentId>) {
-        self.taken(partition, ids, FOR_EVER);
+    pub(super) fn consumed<'a>(&self, partition: &Partition, ids: impl Iterator<Item = &'a DocumentId>, now: Millis) {
+        self.note(partition, ids, Taken { until: now + ECHO, consumed: true });
     }
 
     /// They are in the queue again.
@@ -62,16 +75,16 @@ impl Recent {
 
     /// Whether it is no news that this message is in the queue.
     pub(super) fn is_taken(&self, partition: &Partition, id: &DocumentId, now: Millis) -> bool {
-        self.until(partition, id) > now
+        self.known(partition, id).until > now
     }
 
     /// Whether it is not in the queue any more.
     pub(super) fn is_consumed(&self, partition: &Partition, id: &DocumentId) -> bool {
-        self.until(partition, id) == FOR_EVER
+        self.known(partition, id).consumed
     }
 
-    fn until(&self, partition: &Partition, id: &DocumentId) -> Millis {
-        self.lock().until.get(&(partition.clone(), id.clone())).copied().unwrap_or(0)
+    fn known(&self, partition: &Partition, id: &DocumentId) -> Taken {
+        self.lock().until.get(&(partition.clone(), id.clone())).copied().unwrap_or_default()
     }
 }
 
@@ -84,7 +97,7 @@ mod tests {
         let recent = Recent::default();
         let partition = Partition::instance("a").unwrap();
         let ids: Vec<DocumentId> = (0..=LIMIT).map(|n| DocumentId::new("m", &[&n.to_string()])).collect();
-        recent.consumed(&partition, ids.iter());
+        recent.consumed(&partition, ids.iter(), 0);
         assert!(!recent.is_consumed(&partition, &ids[0]));
         assert!(recent.is_consumed(&partition, &ids[1]) && recent.is_consumed(&partition, &ids[LIMIT]));
     }
@@ -99,8 +112,10 @@ mod tests {
         assert!(!recent.is_consumed(&partition, &ids[0]));
         recent.returned(&partition, ids[1..].iter());
         assert!(!recent.is_taken(&partition, &ids[1], 99));
-        recent.consumed(&partition, ids[..1].iter());
+        recent.consumed(&partition, ids[..1].iter(), 100);
         recent.returned(&partition, ids[..1].iter());
         assert!(recent.is_consumed(&partition, &ids[0]));
+        assert!(recent.is_taken(&partition, &ids[0], 99 + ECHO), "a look may still return it");
+        assert!(!recent.is_taken(&partition, &ids[0], 100 + ECHO), "what is seen now is a copy");
     }
 }
