@@ -218,6 +218,13 @@ impl Fleet {
         Ok(first || before.turns != view.turns || before.work != view.work)
     }
 
+    /// The bell is not there: others have taken this process for dead, after an hour of silence. It begins anew.
+    pub(super) fn was_cleared_away(&self) -> bool {
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        // A replica may not have a bell yet that was made a moment ago.
+        written.take_if(|(_, at)| at.elapsed() > RENEWAL / 2).is_some()
+    }
+
     /// Whether this process has a document.
     pub(super) fn is_member(&self) -> bool {
         self.written().is_some()

@@ -244,6 +244,8 @@ fn take_in(engine: &Arc<Engine>, look: &Look<'_>, page: Vec<Row>, full: bool) ->
                 Standing::Known
             }
             kind::WORK => offer_work(engine, look, &view, &row, None),
+            // A process that runs no turns keeps nothing of them.
+            _ if !engine.dispatch.fleet.takes_turns() => Standing::Known,
             _ => offer_turn(engine, look, &view, row),
         };
         found.note(standing);

@@ -130,6 +130,7 @@ fn settle(engine: &Arc<Engine>, partition: Partition, mut hint: OrchestrationHin
         }
         Claimed::Nothing | Claimed::Waiting | Claimed::Turn(_) => {
             turns.set_free(&partition, now);
+            engine.dispatch.keep_rest(&hint, now);
             return;
         }
     };

@@ -157,6 +157,10 @@ impl Watch {
 
     /// Does one thing that is due.
     pub(super) async fn work_off(&mut self, engine: &Arc<Engine>) -> Result<(), StoreError> {
+        if engine.stopping.is_cancelled() {
+            // Who has left does not come back.
+            return Ok(());
+        }
         self.begin(engine);
         let outcome = match self.due(Instant::now()) {
             None => return Ok(()),
@@ -202,6 +206,9 @@ impl Watch {
         let me = engine.dispatch.fleet.me();
         let (partition, id) = (BellDocument::partition(me), BellDocument::document_id());
         let Some(bell) = engine.store.glance::<BellDocument>(&partition, &id, Deadline::after(PAUSE)).await? else {
+            if engine.dispatch.fleet.was_cleared_away() {
+                self.renewal = Some(Instant::now());
+            }
             return Ok(());
         };
         let bell = bell.document;
@@ -244,7 +251,9 @@ impl Watch {
             }
         };
         if found.more {
-            self.errands.retain(|errand| !matches!(errand.what, Where::Ours));
+            if matches!(what, Where::Ours) {
+                self.errands.retain(|errand| !matches!(errand.what, Where::Ours));
+            }
             let pause = if found.news > 0 { Duration::from_millis(5) } else { BUSY_BELL };
             self.errands.push(Errand { at: now + pause, what, tries: AGAIN.len() });
         } else if found.news == 0 && tries < AGAIN.len() {
@@ -317,6 +326,8 @@ impl Watch {
         let jitter = 0.75 + engine.config.randomness().fraction() / 2.0;
         self.sweep = Instant::now() + shared.mul_f64(jitter);
         let at = self.turn % count;
+        // Whatever comes of it, the next one is another's turn.
+        self.turn = at + 1;
         let Some(physical) = self.partitions.get(at) else { return Ok(()) };
         let nothing = Tags { any: false, untagged: false, tags: BTreeSet::new() };
         let tags = fleet.tags().unwrap_or(nothing);
@@ -324,17 +335,17 @@ impl Watch {
         let ahead = (shared * u32::try_from(count).unwrap_or(u32::MAX) * 2).clamp(AHEAD.0, AHEAD.1);
         let look = Look { ahead: millis(ahead), ..Look::at(Some(&physical.range), SlotRange::ALL) };
         let mut found = poll::everything(engine, &look, &tags).await?;
-        if found.more && found.news == 0 {
+        if std::mem::take(&mut found.more) && found.news == 0 {
             // One queue may hide the other, and rows that nobody here takes those behind them.
             let turns = self.rests.entry((at, Queue::Turns)).or_default();
-            found.add(poll::turns(engine, &look, turns).await?);
+            if fleet.takes_turns() {
+                found.add(poll::turns(engine, &look, turns).await?);
+            }
             let work = self.rests.entry((at, Queue::Work)).or_default();
             found.add(poll::work(engine, &Look { ahead: 0, ..look }, &tags, work).await?);
         }
         if found.news > 0 || found.more {
             self.sweep = Instant::now() + SWEEP_AGAIN.min(base);
-        } else {
-            self.turn = at + 1;
         }
         Ok(())
     }
