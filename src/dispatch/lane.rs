@@ -4,6 +4,7 @@
 //! away leaves one to be finished and given back.
 
 use super::{
+    parcel::Parcel,
     poll::{self, Look},
     queue::{Queue, Weight},
     watch::{self, Watch},
@@ -16,6 +17,7 @@ use crate::{
 };
 use duroxide::providers::ProviderError;
 use std::{
+    future::Future,
     hash::Hash,
     sync::{atomic::Ordering, Arc},
     time::Duration,
@@ -79,10 +81,7 @@ pub(super) async fn next<O: Order>(
     engine: &Arc<Engine>,
     order: &O,
     poll_timeout: Duration,
-) -> Result<Option<O::Goods>, ProviderError>
-where
-    Engine: Send + Sync,
-{
+) -> Result<Option<O::Goods>, ProviderError> {
     let dispatch = &engine.dispatch;
     let queue = order.queue(dispatch);
     let mut wait = Wait::new(poll_timeout);
@@ -241,7 +240,22 @@ impl Wait {
     }
 }
 
-/// What an attempt that was interrupted has to say.
-pub(super) fn interrupted() -> StoreError {
-    StoreError::Unavailable { detail: "the claim was interrupted".to_owned() }
+/// Claims in a task of its own: where the caller has gone away meanwhile, what it comes to is given back.
+pub(super) async fn claim_apart<T: Send + 'static>(
+    engine: &Arc<Engine>,
+    claiming: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+    give_back: impl FnOnce(Result<T, StoreError>) + Send + 'static,
+) -> Result<T, StoreError> {
+    let (sender, receiver) = tokio::sync::oneshot::channel();
+    let begun = engine.dispatch.under_way.begin();
+    engine.spawn(async move {
+        let parcel = Parcel::new(claiming.await, move |outcome| {
+            let _begun = begun;
+            give_back(outcome);
+        });
+        // Where the receiver is gone, the parcel comes back and gives back what it holds.
+        drop(sender.send(parcel));
+    });
+    let interrupted = || Err(StoreError::Unavailable { detail: "the claim was interrupted".to_owned() });
+    receiver.await.ok().and_then(Parcel::open).unwrap_or_else(interrupted)
 }

@@ -9,6 +9,7 @@ mod bell;
 mod lane;
 pub(crate) mod leases;
 mod members;
+mod memory;
 mod parcel;
 mod poll;
 mod queue;

@@ -14,7 +14,7 @@ use crate::{
     store::{queries, Pages, Statement, StoreError},
 };
 use azure_data_cosmos::feed::FeedRange;
-use serde::Deserialize;
+use serde::{de::DeserializeOwned, Deserialize};
 use std::{num::NonZeroU32, sync::Arc};
 use tracing::debug;
 
@@ -46,19 +46,17 @@ pub(super) struct Look<'a> {
     pub(super) range: Option<&'a FeedRange>,
     /// Of these slots only.
     pub(super) slots: SlotRange,
-    /// Slots that a bell has named: what lies there is for us, whoever knows of it.
+    /// Slots that a bell has named: what lies there is for us, whoever knows of it, and a replica that lags must not hide it.
     pub(super) named: &'a [Slot],
     /// Whatever is there is for us: a caller that does not wait wants the present state.
     pub(super) eager: bool,
-    /// Somebody says that there is something: a replica that lags must not hide it.
-    pub(super) told: bool,
     /// Timers that are due by then are taken in, too.
     pub(super) ahead: Millis,
 }
 
 impl<'a> Look<'a> {
     pub(super) fn at(range: Option<&'a FeedRange>, slots: SlotRange) -> Self {
-        Self { range, slots, named: &[], eager: false, told: false, ahead: 0 }
+        Self { range, slots, named: &[], eager: false, ahead: 0 }
     }
 }
 
@@ -136,11 +134,7 @@ pub(super) async fn work(
     let share = engine.dispatch.fleet.workers().max(idle) * WORK_EACH;
     let page = u32::try_from(room).unwrap_or(PAGE);
     let statement = with_tags(with_slots(queries::DUE_WORK.statement(), look, page), tags).bind("@until", now);
-    let mut pages: Pages<WorkDocument> = match look.range {
-        Some(range) => engine.store.range_pages(range, statement, engine.deadline())?,
-        None => engine.store.container_pages(statement, engine.deadline())?,
-    };
-    let mut documents = pages.next().await?.unwrap_or_default();
+    let mut documents: Vec<WorkDocument> = rows(engine, look, statement)?.next().await?.unwrap_or_default();
     let full = documents.len() >= room;
     if helps {
         // Those that help are many, and all see the same: each takes some of it.
@@ -175,7 +169,7 @@ pub(super) async fn everything(engine: &Arc<Engine>, look: &Look<'_>, tags: &Tag
 
 fn in_manner(statement: Statement, look: &Look<'_>, page: u32) -> Statement {
     let statement = statement.in_pages_of(NonZeroU32::new(page).unwrap_or(NonZeroU32::MIN)).in_background();
-    if look.told || look.eager {
+    if look.eager || !look.named.is_empty() {
         return statement.latest_committed();
     }
     statement
@@ -190,7 +184,11 @@ fn with_tags(statement: Statement, tags: &Tags) -> Statement {
     statement.bind("@any", tags.any).bind("@untagged", tags.untagged).bind("@tags", &tags.tags)
 }
 
-fn rows(engine: &Engine, look: &Look<'_>, statement: Statement) -> Result<Pages<Row>, StoreError> {
+fn rows<T: DeserializeOwned + Send + 'static>(
+    engine: &Engine,
+    look: &Look<'_>,
+    statement: Statement,
+) -> Result<Pages<T>, StoreError> {
     match look.range {
         Some(range) => engine.store.range_pages(range, statement, engine.deadline()),
         None => engine.store.container_pages(statement, engine.deadline()),

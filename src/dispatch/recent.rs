@@ -1,13 +1,9 @@
 //! A short memory of messages that turns of this process have, or had a moment ago: a poll may still return them.
 
+use super::memory::Memory;
 use crate::model::{DocumentId, Millis, Partition};
-use std::{
-    collections::{HashMap, VecDeque},
-    sync::{Mutex, PoisonError},
-};
+use std::sync::{Mutex, PoisonError};
 
-/// As many as a poll that began before they were consumed may still return, many times over.
-const LIMIT: usize = 8_192;
 /// What was consumed is not in the queue any more, and a look that began before that may return it for so long. What is seen
 /// later is there: a copy that a repeated request has written.
 const ECHO: Millis = 30_000;
@@ -16,7 +12,7 @@ type Key = (Partition, DocumentId);
 
 /// The last messages that were taken, each until when it is not news.
 #[derive(Default)]
-pub(super) struct Recent(Mutex<Inner>);
+pub(super) struct Recent(Mutex<Memory<Key, Taken>>);
 
 /// What is known of a message.
 #[derive(Clone, Copy, Default)]
@@ -26,14 +22,8 @@ struct Taken {
     consumed: bool,
 }
 
-#[derive(Default)]
-struct Inner {
-    until: HashMap<Key, Taken>,
-    order: VecDeque<Key>,
-}
-
 impl Recent {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Memory<Key, Taken>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -43,23 +33,10 @@ impl Recent {
     }
 
     fn note<'a>(&self, partition: &Partition, ids: impl Iterator<Item = &'a DocumentId>, taken: Taken) {
-        let mut inner = self.lock();
+        let mut memory = self.lock();
         for id in ids {
-            let key = (partition.clone(), id.clone());
-            match inner.until.get_mut(&key) {
-                // What is consumed stays consumed.
-                Some(known) if known.consumed => {}
-                Some(known) => *known = taken,
-                None => {
-                    inner.until.insert(key.clone(), taken);
-                    inner.order.push_back(key);
-                }
-            }
-        }
-        while inner.order.len() > LIMIT {
-            if let Some(oldest) = inner.order.pop_front() {
-                inner.until.remove(&oldest);
-            }
+            // What is consumed stays consumed.
+            memory.note((partition.clone(), id.clone()), |known| *known = if known.consumed { *known } else { taken });
         }
     }
 
@@ -84,13 +61,13 @@ impl Recent {
     }
 
     fn known(&self, partition: &Partition, id: &DocumentId) -> Taken {
-        self.lock().until.get(&(partition.clone(), id.clone())).copied().unwrap_or_default()
+        self.lock().get(&(partition.clone(), id.clone())).unwrap_or_default()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::memory::LIMIT, *};
 
     #[test]
     fn it_remembers_the_last_and_forgets_the_first() {

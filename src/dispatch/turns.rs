@@ -3,7 +3,6 @@
 use super::{
     bell,
     lane::{self, Order, Taken},
-    parcel::Parcel,
     poll,
     queue::Queue,
     Dispatch, OrchestrationHint,
@@ -93,25 +92,21 @@ impl Order for TurnOrder<'_> {
 impl TurnOrder<'_> {
     /// Claims in a task of its own.
     async fn claim(&self, engine: &Arc<Engine>, hint: &OrchestrationHint) -> Result<Claimed, StoreError> {
-        let (sender, receiver) = tokio::sync::oneshot::channel();
-        let (engine_too, hint, filter) = (engine.clone(), hint.clone(), self.filter.cloned());
+        let (engine_too, hint_too, filter) = (engine.clone(), hint.clone(), self.filter.cloned());
         let lock_timeout = self.lock_timeout;
-        let begun = engine.dispatch.under_way.begin();
-        engine.spawn(async move {
+        let claiming = async move {
             let deadline = Deadline::after(claim_time(&engine_too, lock_timeout));
-            let outcome = claim::claim(&engine_too, &hint, lock_timeout, filter.as_ref(), deadline).await;
-            let parcel = Parcel::new(outcome, move |outcome| {
-                let _begun = begun;
-                if let Ok(Claimed::Turn(turn)) = outcome {
-                    release::give_back_later(&engine_too, &hint.partition, turn.1, 0);
-                } else {
-                    engine_too.dispatch.turn_returned(&hint.partition, 0);
-                }
-            });
-            // Where the receiver is gone, the parcel comes back and gives back what it holds.
-            drop(sender.send(parcel));
-        });
-        receiver.await.ok().and_then(Parcel::open).unwrap_or_else(|| Err(lane::interrupted()))
+            claim::claim(&engine_too, &hint_too, lock_timeout, filter.as_ref(), deadline).await
+        };
+        let (engine_too, partition) = (engine.clone(), hint.partition.clone());
+        let give_back = move |outcome| {
+            if let Ok(Claimed::Turn(turn)) = outcome {
+                release::give_back_later(&engine_too, &partition, turn.1, 0);
+            } else {
+                engine_too.dispatch.turn_returned(&partition, 0);
+            }
+        };
+        lane::claim_apart(engine, claiming, give_back).await
     }
 }
 

@@ -72,6 +72,20 @@ enum Where {
     Named { turns: BTreeSet<Slot>, work: BTreeSet<Slot> },
 }
 
+impl Where {
+    /// What it means of a queue in a physical partition: the slots to ask for, and those among them that a bell has named. `ours`
+    /// are the slots of the queue that this process looks after.
+    fn within(&self, queue: Queue, physical: &Physical, ours: SlotRange) -> Option<(SlotRange, Vec<Slot>)> {
+        let named = match (self, queue) {
+            (Self::Ours, _) => return ours.overlaps(physical.slots).then_some((ours, Vec::new())),
+            (Self::Named { turns, .. }, Queue::Turns) => turns,
+            (Self::Named { work, .. }, Queue::Work) => work,
+        };
+        let named: Vec<Slot> = named.iter().copied().filter(|slot| physical.slots.contains(*slot)).collect();
+        (!named.is_empty()).then(|| (around(&named), named))
+    }
+}
+
 /// When what is to be done. Whoever holds it does it.
 pub(super) struct Watch {
     /// Since when somebody waits.
@@ -270,43 +284,20 @@ impl Watch {
         let fleet = &engine.dispatch.fleet;
         let (view, tags) = (fleet.view(), fleet.tags());
         let mut found = Found::default();
-        let partitions = self.partitions.iter().enumerate();
-        for (at, physical) in partitions {
-            let ahead = millis(AHEAD.0);
-            let mut asked = Found::default();
-            match what {
-                Where::Ours => {
-                    if fleet.takes_turns() && view.turns.overlaps(physical.slots) {
-                        let look = Look { ahead, ..Look::at(Some(&physical.range), view.turns) };
-                        let rest = self.rests.entry((at, Queue::Turns)).or_default();
-                        asked.add(poll::turns(engine, &look, rest).await?);
-                    }
-                    if let Some(tags) = tags.as_ref().filter(|_| view.work.overlaps(physical.slots)) {
-                        let look = Look::at(Some(&physical.range), view.work);
-                        let rest = self.rests.entry((at, Queue::Work)).or_default();
-                        asked.add(poll::work(engine, &look, tags, rest).await?);
-                    }
-                }
-                Where::Named { turns, work } => {
-                    let within = |slots: &BTreeSet<Slot>| -> Vec<Slot> {
-                        slots.iter().copied().filter(|slot| physical.slots.contains(*slot)).collect()
-                    };
-                    let (turns, work) = (within(turns), within(work));
-                    if fleet.takes_turns() && !turns.is_empty() {
-                        let told = Look::at(Some(&physical.range), around(&turns));
-                        let look = Look { named: &turns, told: true, ahead, ..told };
-                        let rest = self.rests.entry((at, Queue::Turns)).or_default();
-                        asked.add(poll::turns(engine, &look, rest).await?);
-                    }
-                    if let Some(tags) = tags.as_ref().filter(|_| !work.is_empty()) {
-                        let told = Look::at(Some(&physical.range), around(&work));
-                        let look = Look { named: &work, told: true, ..told };
-                        let rest = self.rests.entry((at, Queue::Work)).or_default();
-                        asked.add(poll::work(engine, &look, tags, rest).await?);
-                    }
-                }
+        for (at, physical) in self.partitions.iter().enumerate() {
+            let turns = what.within(Queue::Turns, physical, view.turns).filter(|_| fleet.takes_turns());
+            if let Some((slots, named)) = turns {
+                let ours = Look::at(Some(&physical.range), slots);
+                let look = Look { named: &named, ahead: millis(AHEAD.0), ..ours };
+                let rest = self.rests.entry((at, Queue::Turns)).or_default();
+                found.add(poll::turns(engine, &look, rest).await?);
             }
-            found.add(asked);
+            let work = what.within(Queue::Work, physical, view.work);
+            if let (Some((slots, named)), Some(tags)) = (work, &tags) {
+                let look = Look { named: &named, ..Look::at(Some(&physical.range), slots) };
+                let rest = self.rests.entry((at, Queue::Work)).or_default();
+                found.add(poll::work(engine, &look, tags, rest).await?);
+            }
             if found.news >= PLENTY * 4 {
                 found.more = true;
                 break;

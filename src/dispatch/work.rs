@@ -4,7 +4,6 @@ use super::{
     bell,
     lane::{self, Order, Taken},
     members::IdleWorker,
-    parcel::Parcel,
     poll,
     queue::Queue,
     Dispatch, SessionHeld, WorkHint,
@@ -104,26 +103,23 @@ impl Order for WorkOrder<'_> {
 impl WorkOrder<'_> {
     /// Claims in a task of its own.
     async fn claim(&self, engine: &Arc<Engine>, hint: &WorkHint) -> Result<Claimed, StoreError> {
-        let (sender, receiver) = tokio::sync::oneshot::channel();
-        let (engine_too, hint, session) = (engine.clone(), hint.clone(), self.session.cloned());
+        let (engine_too, hint_too, session) = (engine.clone(), hint.clone(), self.session.cloned());
         let lock_timeout = self.lock_timeout;
-        let begun = engine.dispatch.under_way.begin();
-        engine.spawn(async move {
+        let claiming = async move {
             let deadline = Deadline::after(claim_time(&engine_too, lock_timeout));
-            let outcome = claim::claim(&engine_too, &hint, lock_timeout, session.as_ref(), deadline).await;
-            let parcel = Parcel::new(outcome, move |outcome| {
-                let _begun = begun;
-                engine_too.dispatch.work.set_free(&hint.document.seq, engine_too.now());
-                if let Ok(Claimed::Work(work, hold)) = outcome {
-                    claim::give_back_later(&engine_too, hint.document, work.1);
-                    if let Some(hold) = hold {
-                        session::give_back_later(&engine_too, hold);
-                    }
+            claim::claim(&engine_too, &hint_too, lock_timeout, session.as_ref(), deadline).await
+        };
+        let (engine_too, document) = (engine.clone(), hint.document.clone());
+        let give_back = move |outcome| {
+            engine_too.dispatch.work.set_free(&document.seq, engine_too.now());
+            if let Ok(Claimed::Work(work, hold)) = outcome {
+                claim::give_back_later(&engine_too, document, work.1);
+                if let Some(hold) = hold {
+                    session::give_back_later(&engine_too, hold);
                 }
-            });
-            drop(sender.send(parcel));
-        });
-        receiver.await.ok().and_then(Parcel::open).unwrap_or_else(|| Err(lane::interrupted()))
+            }
+        };
+        lane::claim_apart(engine, claiming, give_back).await
     }
 }
 
