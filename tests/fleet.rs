@@ -443,3 +443,26 @@ async fn an_activity_that_another_process_scheduled_is_taken_by_one_request() {
     let requests = scene.account.stats_of("worker").items().requests - before;
     assert_eq!(requests, 2, "a look and the claim");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dispatchers_that_take_different_things_in_one_process_are_told_of_both() {
+    let scene = Scene::new(1);
+    let (send, mut got) = mpsc::unbounded_channel();
+    let tagged = |tag: &str| TagFilter::Tags([tag.to_owned()].into());
+    let roles = vec![Role::Work(tagged("gpu"), None), Role::Work(tagged("cpu"), None)];
+    let worker = Member::begin(&scene, "worker", no_sweeps(), roles, &send).await;
+    let takes_both = |members: &[Value]| {
+        members.len() == 1 && members[0]["work"]["need"]["tags"] == serde_json::json!(["cpu", "gpu"])
+    };
+    members(&scene, takes_both).await;
+    // Both keep asking, and neither is news to the other.
+    let settled = scene.account.stats_of("worker").items().requests;
+    let runner = scene.provider_with("runner", no_sweeps()).await;
+    for (instance, tag) in [("one", "gpu"), ("two", "cpu"), ("three", "gpu")] {
+        begin(&runner, instance, vec![activity_with(instance, 2, None, Some(tag))], Vec::new()).await;
+        assert_eq!(next(&mut got).await, ("worker".to_owned(), instance.to_owned()));
+    }
+    let requests = scene.account.stats_of("worker").items().requests - settled;
+    assert!(requests < 150, "{requests} requests for three activities");
+    worker.die();
+}

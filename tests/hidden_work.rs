@@ -6,6 +6,7 @@ mod scene;
 use azure_data_cosmos::TransactionalBatch;
 use duroxide::providers::{Provider, SessionFetchConfig, TagFilter, WorkItem};
 use duroxide_cosmos::CosmosDBProvider;
+use duroxide_cosmos_emulator::{RequestKind, WireAction, WireRequest, WireRule};
 use scene::*;
 use serde_json::Value;
 use std::time::Duration;
@@ -120,4 +121,58 @@ async fn thousands_of_messages_for_an_instance_that_another_holds_hide_no_other_
         provider.abandon_orchestration_item(&token, None, true).await.unwrap();
     }
     assert_eq!(held.0.instance, "front");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn documents_that_cant_be_read_hide_nothing_and_nobody() {
+    let scene = Scene::new(1);
+    let maker = scene.provider("maker").await;
+    let unreadable = [
+        serde_json::json!({"id": "w:bad", "instanceId": "front", "type": "work", "due": 1, "seq": 7}),
+        serde_json::json!({"id": "m:bad", "instanceId": "front", "type": "message", "due": -1.5, "seq": "1"}),
+        serde_json::json!({"id": "member:bad", "instanceId": "$d:fleet", "type": "member", "member": 7}),
+    ];
+    for document in unreadable {
+        let partition = document["instanceId"].as_str().unwrap().to_owned();
+        let id = document["id"].as_str().unwrap().to_owned();
+        scene.container().await.create_item(&partition, &id, document, None).await.unwrap();
+    }
+    begin(&maker, "behind", vec![activity("behind", 2)], Vec::new()).await;
+    maker.enqueue_for_orchestrator(start("turn"), None).await.unwrap();
+    drop(maker);
+    for (provider, patience) in both(&scene).await {
+        let taken = provider.fetch_work_item(LONG, patience, None, &TagFilter::DefaultOnly).await.unwrap();
+        let (item, token, _) = taken.expect("it is there");
+        assert_behind(&item);
+        provider.abandon_work_item(&token, None, true).await.unwrap();
+        let taken = provider.fetch_orchestration_item(LONG, patience, None).await.unwrap();
+        let (turn, token, _) = taken.expect("it is there");
+        assert_eq!(turn.instance, "turn");
+        provider.abandon_orchestration_item(&token, None, true).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_partition_that_does_not_answer_hides_none_of_the_others() {
+    let scene = Scene::new(3);
+    let waiting = scene.provider_with("waiting", quiet().with_sweep_interval(Duration::from_secs(3_600))).await;
+    let maker = scene.provider("maker").await;
+    let mut instances = Vec::new();
+    for n in 0..12 {
+        instances.push(format!("i{n}"));
+        maker.enqueue_for_orchestrator(start(&format!("i{n}")), None).await.unwrap();
+    }
+    // The first that is asked for its queue is the one that stays silent.
+    let silent = std::sync::OnceLock::new();
+    let is_silent = move |request: &WireRequest<'_>| {
+        let Some(range) = request.partition_range else { return false };
+        request.kind == RequestKind::Query && range == silent.get_or_init(|| range.to_owned())
+    };
+    let silence = WireRule::new(WireAction::FailConnection).client("waiting").matching(is_silent);
+    let silence = scene.account.wire().add(silence);
+    let mut found = Vec::new();
+    while found.len() < 2 {
+        found.push(next_turn(&waiting, LONG).await.0.instance);
+    }
+    assert!(silence.hits() > 0 && found.iter().all(|found| instances.contains(found)), "{found:?}");
 }

@@ -72,6 +72,8 @@ pub struct Ledger {
     state: Mutex<State>,
     /// By how much two clocks of the world may differ: a lock may look expired by that much too early.
     clocks_differ_by: Duration,
+    /// Replicas lag: one may show a message as it was before it was put off. A turn on it comes to nothing and does not count.
+    replicas_lag: bool,
 }
 
 #[derive(Debug, Default)]
@@ -98,9 +100,9 @@ struct State {
 }
 
 impl Ledger {
-    /// The books of a world whose clocks may differ by so much.
-    pub fn new(clocks_differ_by: Duration) -> Self {
-        Self { state: Mutex::default(), clocks_differ_by }
+    /// The books of a world whose clocks may differ by so much, and whose replicas may lag.
+    pub fn new(clocks_differ_by: Duration, replicas_lag: bool) -> Self {
+        Self { state: Mutex::default(), clocks_differ_by, replicas_lag }
     }
 
     /// The first invariant that did not hold.
@@ -273,7 +275,8 @@ impl Ledger {
                 handed.insert(claim);
                 most = most.max(u32::try_from(handed.range(..=claim).count()).unwrap_or(u32::MAX));
             }
-            (attempt < most || attempt > claim).then(|| Broken {
+            let least = if self.replicas_lag { 1 } else { most };
+            (attempt < least || attempt > claim).then(|| Broken {
                 invariant: "attempts are what really happened",
                 instance: instance.to_owned(),
                 detail: format!("{keys:?}: attempt {attempt}, but handed out {most} times, by claim number {claim}"),
@@ -336,8 +339,10 @@ impl State {
     }
 }
 
+/// The messages of a turn that there is one of. Those that a client sent twice are two, and each has attempts of its own.
 fn keys(item: &OrchestrationItem) -> Vec<String> {
-    item.messages.iter().map(|message| key(&item.instance, message)).collect()
+    let once = item.messages.iter().filter(|message| comes_once(message));
+    once.map(|message| key(&item.instance, message)).collect()
 }
 
 fn activity(item: &WorkItem) -> String {

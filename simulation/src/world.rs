@@ -305,7 +305,7 @@ impl World {
         let mut dice = Dice::new(plan.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let story = Arc::new(Story::default());
         let differ = Duration::from_millis(u64::try_from(plan.worst_skew * 2).unwrap_or(0));
-        let ledger = Arc::new(Ledger::new(differ));
+        let ledger = Arc::new(Ledger::new(differ, plan.lag.is_some()));
         let network = Host::new();
         let mut builder = LocalAccount::builder().with_partitions(plan.partitions);
         if let Some(lag) = plan.lag {

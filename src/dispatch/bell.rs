@@ -38,30 +38,53 @@ const YOUNG: Duration = Duration::from_secs(1);
 /// Of those that come or go, so many members are told; the others find out when they list.
 const MOST_TOLD: usize = 32;
 
-/// What a member is told.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Ring {
-    pub(super) turns: BTreeSet<Slot>,
-    pub(super) work: BTreeSet<Slot>,
-    /// Somebody has come or gone.
-    pub(super) list: bool,
+/// Whom to ring, and what for. It is kept until it was told, since the one who was chosen may have left by then.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Call {
+    /// Somebody who runs turns: `knows` if it is alive, or else whoever looks after the slot.
+    Runners { slot: Slot, pinned: Option<semver::Version>, knows: Option<String> },
+    /// Some who run activities with this tag.
+    Workers { slot: Slot, tag: Option<String>, most: usize },
+    /// The process whose worker owns sessions as `owner`.
+    Owner { slot: Slot, owner: String },
+    /// Everybody: somebody has come or gone.
+    Others,
 }
 
-impl Ring {
-    pub(super) fn turns(slot: Slot) -> Self {
-        Self { turns: BTreeSet::from([slot]), ..Self::default() }
+impl Call {
+    /// Who is to be rung, of those that are there.
+    fn choose(&self, view: &View) -> Vec<String> {
+        let names = |members: &[&MemberDocument]| members.iter().map(|member| member.member.clone()).collect();
+        match self {
+            Self::Runners { knows: Some(knows), .. } if view.is_alive(knows) => vec![knows.clone()],
+            Self::Runners { slot, pinned, .. } => {
+                let runners = view.runners(*slot, pinned.as_ref());
+                let need = |member: &MemberDocument| member.turns.as_ref().map(|stand| stand.need.clone());
+                // Members that run other versions look after it, too, and nobody here knows which of them is meant.
+                let first = runners.first().copied();
+                let others = runners.iter().filter(|other| first.is_some_and(|first| need(other) != need(first)));
+                names(&first.into_iter().chain(others.take(1).copied()).collect::<Vec<_>>())
+            }
+            Self::Workers { slot, tag, most } => {
+                let workers = view.workers(*slot, tag.as_deref());
+                names(&workers[..workers.len().min(*most)])
+            }
+            Self::Owner { owner, .. } => names(&view.owner(owner).into_iter().collect::<Vec<_>>()),
+            Self::Others => names(&view.others.iter().take(MOST_TOLD).collect::<Vec<_>>()),
+        }
     }
 
-    pub(super) fn work(slot: Slot) -> Self {
-        Self { work: BTreeSet::from([slot]), ..Self::default() }
-    }
-
-    fn merge(&mut self, other: Self) {
-        self.turns.extend(other.turns);
-        self.work.extend(other.work);
-        self.list |= other.list;
+    /// Puts into a bell what it is about.
+    fn tell(&self, bell: &mut BellDocument) {
+        match self {
+            Self::Runners { slot, .. } => drop(bell.turns.insert(*slot)),
+            Self::Workers { slot, .. } | Self::Owner { slot, .. } => drop(bell.work.insert(*slot)),
+            Self::Others => bell.list = true,
+        }
     }
 }
+
+type Calls = BTreeSet<Call>;
 
 /// The rings that this process sends.
 #[derive(Default)]
@@ -70,11 +93,11 @@ pub(super) struct Ringer(Mutex<Sending>);
 #[derive(Default)]
 struct Sending {
     /// What waits for its turn.
-    waiting: BTreeMap<String, Ring>,
+    waiting: BTreeMap<String, Calls>,
     /// When each member was last rung.
     rung: BTreeMap<String, Instant>,
     /// What members were told of late: a ring overwrites the one before it, which may not have been heard.
-    told: Vec<(Instant, String, Ring)>,
+    told: Vec<(Instant, String, Calls)>,
     /// What is left of the burst, and since when it is added to.
     left: u32,
     since: Option<Instant>,
@@ -104,20 +127,31 @@ impl Sending {
         }
     }
 
-    /// Takes the ring of a member that is rung now.
-    fn take(&mut self, member: &str, now: Instant) -> Option<Ring> {
+    /// Takes what a member is told that is rung now.
+    fn take(&mut self, member: &str, now: Instant) -> Option<Calls> {
         let news = self.waiting.remove(member)?;
         self.refill(now);
         self.told.retain(|(told, ..)| *told + HEARD_WITHIN > now);
-        let mut ring = news.clone();
+        let mut calls = news.clone();
         for (_, _, earlier) in self.told.iter().filter(|(_, told, _)| told == member) {
-            ring.merge(earlier.clone());
+            calls.extend(earlier.iter().cloned());
         }
         self.told.push((now, member.to_owned(), news));
         self.left = self.left.saturating_sub(1);
         self.rung.retain(|_, rung| *rung + FORGET > now);
         self.rung.insert(member.to_owned(), now);
-        Some(ring)
+        Some(calls)
+    }
+}
+
+impl Sending {
+    /// Who was to be told this has left: those are told whom it is for now.
+    fn wait_for_others(&mut self, calls: Calls, view: &View) {
+        for call in calls {
+            for member in call.choose(view) {
+                self.waiting.entry(member).or_default().insert(call.clone());
+            }
+        }
     }
 }
 
@@ -127,82 +161,70 @@ impl Ringer {
     }
 }
 
-/// Somebody who runs turns is called: `knows` if it is alive, or else whoever looks after the slot. Members that run other
-/// versions look after it, too, and nobody here knows which of them is meant.
+/// Somebody who runs turns is called: `knows` if it is alive, or else whoever looks after the slot.
 pub(super) async fn call_runners(
     engine: &Arc<Engine>,
     slot: Slot,
     pinned: Option<&semver::Version>,
     knows: Option<&str>,
 ) {
-    let choose = |view: &View| {
-        if let Some(knows) = knows.filter(|knows| view.is_alive(knows)) {
-            return vec![knows.to_owned()];
-        }
-        let runners = view.runners(slot, pinned);
-        let need = |member: &MemberDocument| member.turns.as_ref().map(|stand| stand.need.clone());
-        let first = runners.first().copied();
-        let others = runners.iter().copied().filter(|other| first.is_some_and(|first| need(other) != need(first)));
-        first.into_iter().chain(others.take(1)).map(|member| member.member.clone()).collect()
-    };
-    call(engine, &choose, &Ring::turns(slot)).await;
+    let (pinned, knows) = (pinned.cloned(), knows.map(ToOwned::to_owned));
+    call(engine, Call::Runners { slot, pinned, knows }).await;
 }
 
 /// Some who run activities with this tag are called.
 pub(super) async fn call_workers(engine: &Arc<Engine>, slot: Slot, tag: Option<&str>, most: usize) {
-    let choose = |view: &View| view.workers(slot, tag).into_iter().take(most).map(|m| m.member.clone()).collect();
-    call(engine, &choose, &Ring::work(slot)).await;
+    call(engine, Call::Workers { slot, tag: tag.map(ToOwned::to_owned), most }).await;
 }
 
 /// The process is called whose worker owns a session.
 pub(super) async fn call_owner(engine: &Arc<Engine>, slot: Slot, owner: &str) {
-    let choose = |view: &View| view.owner(owner).map(|member| member.member.clone()).into_iter().collect();
-    call(engine, &choose, &Ring::work(slot)).await;
+    call(engine, Call::Owner { slot, owner: owner.to_owned() }).await;
 }
 
 /// Others are told that this process has come or gone.
 pub(super) async fn tell_others(engine: &Arc<Engine>) {
-    let choose = |view: &View| view.others.iter().take(MOST_TOLD).map(|member| member.member.clone()).collect();
-    call(engine, &choose, &Ring { list: true, ..Ring::default() }).await;
+    call(engine, Call::Others).await;
 }
 
-/// Rings those that `choose` names; where one has left, those that it names then.
-async fn call(engine: &Arc<Engine>, choose: &(dyn Fn(&View) -> Vec<String> + Sync), ring: &Ring) {
+/// Rings those whom it is for; where one has left, those whom it is for then.
+async fn call(engine: &Arc<Engine>, call: Call) {
     let (fleet, deadline) = (&engine.dispatch.fleet, Deadline::after(PATIENCE));
-    let nobody = choose(&fleet.view()).is_empty();
+    let nobody = call.choose(&fleet.view()).is_empty();
     if let Err(error) = fleet.list_if_older(engine, if nobody { YOUNG } else { FRESH }, deadline).await {
         debug!(%error, "who could be rung is not known: a sweep finds it");
         return;
     }
-    let mut told = BTreeSet::new();
-    loop {
-        let chosen: Vec<String> = choose(&fleet.view()).into_iter().filter(|member| !told.contains(member)).collect();
-        let mut has_left = false;
-        for member in chosen {
-            has_left |= !send_or_wait(engine, &member, ring.clone()).await;
-            told.insert(member);
+    let mut told: BTreeSet<(Call, String)> = BTreeSet::new();
+    let mut calls = Calls::from([call]);
+    while !calls.is_empty() {
+        let mut again = Calls::new();
+        for call in calls {
+            for member in call.choose(&fleet.view()) {
+                if told.insert((call.clone(), member.clone())) {
+                    again.extend(send_or_wait(engine, &member, call.clone()).await);
+                }
+            }
         }
-        if !has_left {
-            return;
-        }
+        calls = again;
     }
 }
 
-/// Rings a member now if that is allowed, or leaves it to a task; `false` where it has left.
-async fn send_or_wait(engine: &Arc<Engine>, member: &str, ring: Ring) -> bool {
-    let ring = {
+/// Rings a member now if that is allowed, or leaves it to a task. Returns what others are to be told where it has left.
+async fn send_or_wait(engine: &Arc<Engine>, member: &str, call: Call) -> Calls {
+    let calls = {
         let (mut sending, now) = (engine.dispatch.ringer.lock(), Instant::now());
-        sending.waiting.entry(member.to_owned()).or_default().merge(ring);
+        sending.waiting.entry(member.to_owned()).or_default().insert(call);
         match sending.next(now) {
             Some((at, first)) if at <= now && first == member => sending.take(member, now),
             _ => None,
         }
     };
-    match ring {
-        Some(ring) => send(engine, member, ring).await,
+    match calls {
+        Some(calls) => send(engine, member, calls).await,
         None => {
             send_later(engine);
-            true
+            Calls::new()
         }
     }
 }
@@ -214,9 +236,10 @@ fn send_later(engine: &Arc<Engine>) {
     }
     let engine_too = engine.clone();
     engine.spawn(async move {
+        let ringer = &engine_too.dispatch.ringer;
         loop {
             let (at, member) = {
-                let mut sending = engine_too.dispatch.ringer.lock();
+                let mut sending = ringer.lock();
                 let Some(next) = sending.next(Instant::now()) else {
                     sending.at_work = false;
                     return;
@@ -224,19 +247,20 @@ fn send_later(engine: &Arc<Engine>) {
                 next
             };
             tokio::time::sleep_until(at).await;
-            let ring = engine_too.dispatch.ringer.lock().take(&member, Instant::now());
-            if let Some(ring) = ring {
-                send(&engine_too, &member, ring).await;
+            let calls = ringer.lock().take(&member, Instant::now());
+            if let Some(calls) = calls {
+                let again = send(&engine_too, &member, calls).await;
+                ringer.lock().wait_for_others(again, &engine_too.dispatch.fleet.view());
             }
         }
     });
 }
 
-/// Rings a member; `false` where it has left.
-async fn send(engine: &Engine, member: &str, ring: Ring) -> bool {
+/// Rings a member. Where it has left, returns what others are to be told instead.
+async fn send(engine: &Engine, member: &str, calls: Calls) -> Calls {
     let fleet = &engine.dispatch.fleet;
     let mut bell = BellDocument::new(member, fleet.me(), engine.new_token());
-    (bell.turns, bell.work, bell.list) = (ring.turns, ring.work, ring.list);
+    calls.iter().for_each(|call| call.tell(&mut bell));
     let deadline = Deadline::after(PATIENCE);
     let rung: Result<WriteOutcome, StoreError> =
         engine.store.replace(&bell.instance_id, &bell.id, &bell, None, deadline).await;
@@ -244,27 +268,29 @@ async fn send(engine: &Engine, member: &str, ring: Ring) -> bool {
         Ok(WriteOutcome::Refused(Refusal::Absent)) => {
             debug!(member, "a member that was to be rung has left");
             fleet.has_left(member);
-            false
+            return calls.into_iter().filter(|call| *call != Call::Others).collect();
         }
         Ok(_) => {
             crate::observe::ring();
             debug!(member, "rang");
-            true
         }
-        Err(error) => {
-            debug!(member, %error, "a ring was lost: a sweep finds what it was about");
-            true
-        }
+        Err(error) => debug!(member, %error, "a ring was lost: a sweep finds what it was about"),
     }
+    Calls::new()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::{SlotRange, Stand, Versions};
 
-    fn waiting(sending: &mut Sending, members: &[&str]) {
+    fn turns(name: &str) -> Call {
+        Call::Runners { slot: Slot::of_instance(name), pinned: None, knows: None }
+    }
+
+    fn waiting(sending: &mut Sending, members: &[String]) {
         for member in members {
-            sending.waiting.insert((*member).to_owned(), Ring::default());
+            sending.waiting.entry(member.clone()).or_default().insert(Call::Others);
         }
     }
 
@@ -274,8 +300,7 @@ mod tests {
         let begin = Instant::now();
         let (mut sent, mut last) = (0, BTreeMap::new());
         while begin.elapsed() < Duration::from_secs(20) {
-            let members: Vec<String> = (0..40).map(|n| format!("m{n:02}")).collect();
-            waiting(&mut sending, &members.iter().map(String::as_str).collect::<Vec<_>>());
+            waiting(&mut sending, &(0..40).map(|n| format!("m{n:02}")).collect::<Vec<_>>());
             let (at, member) = sending.next(Instant::now()).unwrap();
             tokio::time::advance(at - Instant::now()).await;
             let now = Instant::now();
@@ -292,8 +317,8 @@ mod tests {
     async fn a_ring_that_may_not_have_been_heard_is_told_again_with_the_next() {
         let mut sending = Sending::default();
         let ring = |sending: &mut Sending, name: &str| {
-            sending.waiting.insert("m".to_owned(), Ring::turns(Slot::of_instance(name)));
-            sending.take("m", Instant::now()).unwrap().turns.len()
+            sending.waiting.insert("m".to_owned(), Calls::from([turns(name)]));
+            sending.take("m", Instant::now()).unwrap().len()
         };
         assert_eq!(ring(&mut sending, "a"), 1);
         tokio::time::advance(HEARD_WITHIN / 2).await;
@@ -304,16 +329,33 @@ mod tests {
         assert_eq!(ring(&mut sending, "d"), 1);
     }
 
+    #[test]
+    fn what_a_bell_says_is_what_the_calls_are_about() {
+        let slot = Slot::of_instance("b");
+        let calls = [turns("a"), turns("c"), Call::Workers { slot, tag: None, most: 1 }, Call::Others];
+        let mut bell = BellDocument::new("m", "me", "ring".to_owned());
+        calls.iter().for_each(|call| call.tell(&mut bell));
+        let named = |names: &[&str]| names.iter().map(|name| Slot::of_instance(name)).collect::<BTreeSet<_>>();
+        assert_eq!((bell.turns, bell.work, bell.list), (named(&["a", "c"]), named(&["b"]), true));
+    }
+
     #[tokio::test(start_paused = true)]
-    async fn what_comes_while_a_ring_waits_goes_with_it() {
+    async fn what_waits_for_a_member_that_has_left_is_told_to_those_who_are_there() {
+        let member = |name: &str| {
+            let mut member = MemberDocument::new(name);
+            member.turns = Some(Stand { need: Versions::from(None), slots: SlotRange::ALL });
+            member
+        };
+        let mut view = View { others: vec![member("a"), member("b")], ..View::default() };
         let mut sending = Sending::default();
-        let slot = |name: &str| Slot::of_instance(name);
-        let mut ring = Ring::turns(slot("a"));
-        ring.merge(Ring::work(slot("b")));
-        ring.merge(Ring { list: true, ..Ring::turns(slot("c")) });
-        sending.waiting.insert("m".to_owned(), ring);
-        let taken = sending.take("m", Instant::now()).unwrap();
-        assert_eq!((taken.turns.len(), taken.work.len(), taken.list), (2, 1, true));
-        assert!(sending.take("m", Instant::now()).is_none());
+        let call = Call::Runners { slot: Slot::of_instance("i"), pinned: None, knows: Some("b".to_owned()) };
+        assert_eq!(call.choose(&view), ["b"]);
+        sending.waiting.entry("b".to_owned()).or_default().insert(call.clone());
+        let calls = sending.take("b", Instant::now()).unwrap();
+        view.others.pop();
+        sending.wait_for_others(calls, &view);
+        let (_, next) = sending.next(Instant::now()).unwrap();
+        assert_eq!((next.as_str(), sending.take(&next, Instant::now())), ("a", Some(Calls::from([call]))));
+        assert!(sending.next(Instant::now()).is_none());
     }
 }

@@ -5,10 +5,9 @@
 
 use super::{
     parcel::Parcel,
-    poll::{self, Look},
+    poll::{Found, Look, Rest},
     queue::{Queue, Weight},
-    watch::{self, Watch},
-    Dispatch,
+    watch, Dispatch,
 };
 use crate::{
     engine::Engine,
@@ -43,8 +42,6 @@ pub(super) struct Taken<K, H> {
 pub(super) trait Order: Sync {
     /// The name of the operation, for errors.
     const OPERATION: &'static str;
-    /// Which queue it is about.
-    const QUEUE: poll::Queue;
     type Key: Clone + Eq + Hash + Ord + Send;
     type Hint: Weight + Send;
     /// What the caller gets.
@@ -55,8 +52,11 @@ pub(super) trait Order: Sync {
     /// The caller asks: whoever would ring somebody knows that it need not. Whether nobody here has asked so for a while.
     fn asks(&self, dispatch: &Dispatch) -> bool;
 
+    /// Looks for what this caller takes.
+    async fn look(&self, engine: &Arc<Engine>, look: &Look<'_>, rest: &mut Rest) -> Result<Found, StoreError>;
+
     /// Whether a hint is for this caller.
-    fn fits(&self, hint: &Self::Hint, now: Millis) -> bool;
+    fn fits(&self, dispatch: &Dispatch, hint: &Self::Hint, now: Millis) -> bool;
 
     /// Tries a hint, and puts it back or drops it where it comes to nothing.
     async fn attempt(
@@ -93,7 +93,7 @@ pub(super) async fn next<O: Order>(
         tokio::pin!(notified);
         notified.as_mut().enable();
         let now = engine.now();
-        if let Some((key, hint, seq)) = queue.take(now, now + CLAIM_TIME, |_, hint| order.fits(hint, now)) {
+        if let Some((key, hint, seq)) = queue.take(now, now + CLAIM_TIME, |_, hint| order.fits(dispatch, hint, now)) {
             watch::work_off_if_overdue(engine);
             dispatch.took_something();
             match order.attempt(engine, Taken { key, hint, seq }).await {
@@ -116,10 +116,17 @@ pub(super) async fn next<O: Order>(
                     Err(error) => wait.trouble(error, O::OPERATION)?,
                 }
             }
-            Next::WorkOff(mut watch) => {
+            Next::WorkOff => {
                 let _idle = order.waiting(dispatch);
-                if let Err(error) = watch.work_off(engine).await {
-                    wait.trouble(error, O::OPERATION)?;
+                let trouble = watch::work_off_apart(engine);
+                tokio::select! {
+                    biased;
+                    () = notified => {}
+                    trouble = trouble => if let Ok(error) = trouble {
+                        wait.trouble(error, O::OPERATION)?;
+                    },
+                    () = tokio::time::sleep_until(wait.until) => {}
+                    () = engine.stopping.cancelled() => {}
                 }
             }
             Next::Sleep(until) => {
@@ -142,18 +149,14 @@ pub(super) async fn next<O: Order>(
 /// more than was looked at.
 async fn ask<O: Order>(engine: &Arc<Engine>, order: &O) -> Result<bool, StoreError> {
     let look = Look { eager: true, ..Look::at(None, SlotRange::ALL) };
-    let (tags, mut rest) = (engine.dispatch.fleet.tags(), None);
+    let mut rest = None;
     for _ in 0..MOST_LOOKS {
-        let found = match (O::QUEUE, &tags) {
-            (poll::Queue::Turns, _) => poll::turns(engine, &look, &mut rest).await?,
-            (poll::Queue::Work, Some(tags)) => poll::work(engine, &look, tags, &mut rest).await?,
-            (poll::Queue::Work, None) => return Ok(false),
-        };
+        let found = order.look(engine, &look, &mut rest).await?;
         let (queue, now) = (order.queue(&engine.dispatch), engine.now());
         if !found.more {
             return Ok(false);
         }
-        if queue.has_ready(now, |hint| order.fits(hint, now)) {
+        if queue.has_ready(1, now, |hint| order.fits(&engine.dispatch, hint, now)) {
             break;
         }
     }
@@ -173,7 +176,7 @@ struct Wait {
 enum Next<'a> {
     GiveUp,
     Ask(tokio::sync::MutexGuard<'a, ()>),
-    WorkOff(tokio::sync::MutexGuard<'a, Watch>),
+    WorkOff,
     Sleep(Instant),
 }
 
@@ -216,9 +219,7 @@ impl Wait {
         }
         let mut wake = self.until;
         match dispatch.watch.try_lock() {
-            Ok(watch) if watch.next() <= instant || dispatch.asked_anew.load(Ordering::SeqCst) => {
-                return Next::WorkOff(watch)
-            }
+            Ok(watch) if watch.next() <= instant || dispatch.asked_anew.load(Ordering::SeqCst) => return Next::WorkOff,
             Ok(watch) => wake = wake.min(watch.next()),
             Err(_) => wake = wake.min(instant + Duration::from_millis(50)),
         }

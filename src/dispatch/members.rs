@@ -11,8 +11,8 @@
 use super::leases::Place;
 use crate::{
     engine::Engine,
-    model::{kind, BellDocument, MemberDocument, Partition, Slot, SlotRange, Stand, Tags, Versions},
-    store::{queries, Deadline, StoreError},
+    model::{kind, BellDocument, MemberDocument, Need, Partition, Slot, SlotRange, Stand, Tags, Versions},
+    store::{queries, Deadline, Lenient, StoreError},
 };
 use duroxide::providers::{DispatcherCapabilityFilter, SessionFetchConfig, TagFilter};
 use std::{
@@ -96,11 +96,42 @@ impl View {
     }
 }
 
-/// What dispatchers of this process take, and when they last asked.
+/// What dispatchers of this process take of a queue, each kind of them, and when one last asked.
+struct Needs<N>(Vec<(N, Instant)>);
+
+impl<N> Default for Needs<N> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<N: Need> Needs<N> {
+    /// One asks; whether none did so for a while.
+    fn note(&mut self, need: N) -> bool {
+        self.0.retain(|(_, asked)| asked.elapsed() < INTEREST);
+        let now = Instant::now();
+        match self.0.iter_mut().find(|(known, _)| *known == need) {
+            Some((_, asked)) => *asked = now,
+            None => {
+                self.0.push((need, now));
+                return true;
+            }
+        }
+        false
+    }
+
+    /// What they take together, if there are any.
+    fn all(&self) -> Option<N> {
+        let lately = self.0.iter().filter(|(_, asked)| asked.elapsed() < INTEREST);
+        lately.map(|(need, _)| need.clone()).reduce(N::and)
+    }
+}
+
+/// What dispatchers of this process take.
 #[derive(Default)]
 struct Standing {
-    turns: Option<(Versions, Instant)>,
-    work: Option<(Tags, Instant)>,
+    turns: Needs<Versions>,
+    work: Needs<Tags>,
     owners: BTreeMap<String, Instant>,
     /// How many workers wait for an activity right now, and how many have at once.
     idle_workers: usize,
@@ -145,19 +176,16 @@ impl Fleet {
 
     /// A dispatcher here asks for turns; whether none did for a while, or for others.
     pub(super) fn asks_for_turns(&self, filter: Option<&DispatcherCapabilityFilter>) -> bool {
-        let asked = (Versions::from(filter), Instant::now());
-        let before = self.standing().turns.replace(asked.clone());
-        !before.is_some_and(|(versions, at)| versions == asked.0 && at.elapsed() < INTEREST)
+        self.standing().turns.note(Versions::from(filter))
     }
 
     /// A dispatcher here asks for activities; whether none did for a while, or for others.
     pub(super) fn asks_for_work(&self, tags: &TagFilter, session: Option<&SessionFetchConfig>) -> bool {
-        let (mut standing, asked) = (self.standing(), (Tags::from(tags), Instant::now()));
+        let mut standing = self.standing();
         if let Some(session) = session {
-            standing.owners.insert(session.owner_id.clone(), asked.1);
+            standing.owners.insert(session.owner_id.clone(), Instant::now());
         }
-        let before = standing.work.replace(asked.clone());
-        !before.is_some_and(|(tags, at)| tags == asked.0 && at.elapsed() < INTEREST)
+        standing.work.note(Tags::from(tags))
     }
 
     /// A worker begins to wait, until what is returned is dropped.
@@ -180,17 +208,17 @@ impl Fleet {
 
     /// Whether dispatchers here take turns.
     pub(super) fn takes_turns(&self) -> bool {
-        self.standing().turns.as_ref().is_some_and(|(_, asked)| asked.elapsed() < INTEREST)
+        self.standing().turns.all().is_some()
     }
 
     /// Whether dispatchers here take activities with this tag.
     pub(super) fn takes_work(&self, tag: Option<&str>) -> bool {
-        self.standing().work.as_ref().is_some_and(|(tags, asked)| asked.elapsed() < INTEREST && tags.run(tag))
+        self.tags().is_some_and(|tags| tags.run(tag))
     }
 
     /// What dispatchers here take of activities, if any does.
     pub(super) fn tags(&self) -> Option<Tags> {
-        self.standing().work.as_ref().filter(|(_, asked)| asked.elapsed() < INTEREST).map(|(tags, _)| tags.clone())
+        self.standing().work.all()
     }
 
     /// The name to put on a message that this process takes itself.
@@ -208,13 +236,15 @@ impl Fleet {
             self.write(engine, self.document(), deadline).await?;
         }
         let before = self.view();
-        self.list(engine, deadline).await?;
+        // Who can't read who is there is there all the same.
+        let listed = self.list(engine, deadline).await;
         let (document, view) = (self.document(), self.view());
         // Those who ring go by what is written there.
         let is_current = |(written, at): &(MemberDocument, Instant)| *written == document && at.elapsed() < RENEWAL;
         if !self.written().as_ref().is_some_and(is_current) {
             self.write(engine, document, deadline).await?;
         }
+        listed?;
         Ok(first || before.turns != view.turns || before.work != view.work)
     }
 
@@ -247,11 +277,8 @@ impl Fleet {
         let (view, mut standing) = (self.view(), self.standing());
         standing.owners.retain(|_, asked| asked.elapsed() < INTEREST);
         let mut document = MemberDocument::new(&self.me);
-        let counts = |asked: &Instant| asked.elapsed() < INTEREST;
-        let turns = standing.turns.as_ref().filter(|(_, asked)| counts(asked));
-        document.turns = turns.map(|(need, _)| Stand { need: need.clone(), slots: view.turns });
-        let work = standing.work.as_ref().filter(|(_, asked)| counts(asked));
-        document.work = work.map(|(need, _)| Stand { need: need.clone(), slots: view.work });
+        document.turns = standing.turns.all().map(|need| Stand { need, slots: view.turns });
+        document.work = standing.work.all().map(|need| Stand { need, slots: view.work });
         document.owners = standing.owners.keys().take(MOST_OWNERS).cloned().collect();
         document
     }
@@ -259,8 +286,9 @@ impl Fleet {
     /// Reads who is there.
     pub(super) async fn list(&self, engine: &Engine, deadline: Deadline) -> Result<(), StoreError> {
         let statement = queries::MEMBERS.statement().in_background();
-        let members: Vec<MemberDocument> =
+        let members: Vec<Lenient<MemberDocument>> =
             engine.store.query_partition(&MemberDocument::partition(), statement, deadline).await?;
+        let members: Vec<MemberDocument> = members.into_iter().filter_map(|Lenient(read)| read).collect();
         *self.listed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         // The service's own clock, as far as it is known here: when somebody last renewed.
         let present = members.iter().map(|member| member.renewed).max().unwrap_or(0);
@@ -281,8 +309,7 @@ impl Fleet {
     fn place(&self, engine: &Engine, others: Vec<MemberDocument>) -> View {
         let leases = engine.config.leases();
         let standing = self.standing();
-        let versions = standing.turns.as_ref().map(|(need, _)| need);
-        let tags = standing.work.as_ref().map(|(need, _)| need);
+        let (versions, tags) = (standing.turns.all(), standing.work.all());
         let place = |same: &dyn Fn(&MemberDocument) -> bool| {
             let peers = others.iter().filter(|other| same(other));
             let (position, members) = peers.fold((0, 1), |(position, members), other| {
@@ -290,8 +317,8 @@ impl Fleet {
             });
             leases.slots(Place::new(position, members))
         };
-        let turns = place(&|other| other.turns.as_ref().map(|stand| &stand.need) == versions && versions.is_some());
-        let work = place(&|other| other.work.as_ref().map(|stand| &stand.need) == tags && tags.is_some());
+        let turns = place(&|other| other.turns.as_ref().is_some_and(|stand| Some(&stand.need) == versions.as_ref()));
+        let work = place(&|other| other.work.as_ref().is_some_and(|stand| Some(&stand.need) == tags.as_ref()));
         View { others, turns, work }
     }
 
@@ -350,8 +377,9 @@ impl Fleet {
 
 async fn remove(store: &crate::store::Store, member: &str, deadline: Deadline) -> Result<(), StoreError> {
     let partition: Partition = MemberDocument::partition();
-    store.delete(&partition, &MemberDocument::document_id(member), None, deadline).await?;
+    // The bell first: who rings finds that nobody is there, and what is cut off here is cleared away with the document.
     store.delete(&BellDocument::partition(member), &BellDocument::document_id(), None, deadline).await?;
+    store.delete(&partition, &MemberDocument::document_id(member), None, deadline).await?;
     Ok(())
 }
 

@@ -6,6 +6,7 @@
 
 mod asked;
 mod bell;
+mod held;
 mod lane;
 pub(crate) mod leases;
 mod members;
@@ -30,6 +31,7 @@ use crate::{
 };
 use asked::Asked;
 use azure_core::http::Etag;
+use held::Held;
 use members::Fleet;
 use queue::{Offer, Queue, Weight};
 use recent::Recent;
@@ -129,39 +131,13 @@ impl Weight for WorkHint {
 #[derive(Clone, Debug)]
 pub(crate) struct WorkHint {
     pub(crate) document: WorkDocument,
-    /// Who owns its session, once an attempt has seen it.
-    pub(crate) session_held: Option<SessionHeld>,
-}
-
-/// Why an activity of a session could not be taken.
-#[derive(Clone, Debug)]
-pub(crate) struct SessionHeld {
-    pub(crate) owner: String,
-    pub(crate) until: Millis,
-    /// When that was seen.
-    pub(crate) seen: Millis,
+    /// Who owns its session and was told of it.
+    told: Option<String>,
 }
 
 impl WorkHint {
     fn new(document: WorkDocument) -> Self {
-        Self { document, session_held: None }
-    }
-
-    /// Whether a worker that owns sessions as `owner` may take it now.
-    fn session_fits(&self, owner: Option<&str>, now: Millis) -> bool {
-        match (&self.document.session_id, owner, &self.session_held) {
-            (None, _, _) => true,
-            (Some(_), None, _) => false,
-            (Some(_), Some(_), None) => true,
-            (Some(_), Some(owner), Some(held)) => held.owner == owner || held.until <= now,
-        }
-    }
-
-    /// A poll shows it free. Its session may have been given back long before its lock expires: what an attempt has seen is
-    /// forgotten after a moment, so that there is one look a second at most.
-    fn seen_free(&mut self, now: Millis) {
-        const MOMENT: Millis = 1_000;
-        self.session_held.take_if(|held| held.seen + MOMENT <= now);
+        Self { document, told: None }
     }
 }
 
@@ -180,6 +156,7 @@ pub(crate) struct Dispatch {
     /// Messages that turns of this process have, or had a moment ago.
     recent: Recent,
     asked: Asked,
+    held: Held,
     under_way: UnderWay,
     /// When somebody here last took something.
     took: Mutex<Option<Instant>>,
@@ -200,6 +177,7 @@ impl Dispatch {
             ringer: bell::Ringer::default(),
             recent: Recent::default(),
             asked: Asked::default(),
+            held: Held::default(),
             under_way: UnderWay::default(),
             took: Mutex::default(),
             clock: config.clock().clone(),
@@ -215,11 +193,15 @@ impl Dispatch {
         took.is_some_and(|took| took.elapsed() < time)
     }
 
-    /// Whether every queue that somebody here takes from has so many hints at hand.
-    fn has_plenty(&self, plenty: usize, now: Millis) -> bool {
-        let turns = !self.fleet.takes_turns() || self.turns.ready(now) >= plenty;
-        let work = self.fleet.tags().is_none() || self.work.ready(now) >= plenty;
-        turns && work
+    /// Whether a queue has so many hints at hand that nobody needs more. Those don't count that somebody here could not take.
+    fn has_plenty(&self, queue: poll::Queue, now: Millis) -> bool {
+        const PLENTY: usize = 25;
+        match queue {
+            poll::Queue::Turns => self.turns.has_ready(PLENTY, now, |hint| hint.pinned.is_none()),
+            poll::Queue::Work => {
+                self.work.has_ready(PLENTY, now, |hint| self.held.by_another(hint, None, now).is_none())
+            }
+        }
     }
 
     /// The name to put on what this process puts into the queue of turns and takes itself, if it does.
@@ -440,8 +422,66 @@ fn call_for_help(engine: &Arc<Engine>, slot: Slot, here: usize, elsewhere: BTree
 
 /// Leaves the fleet: whoever else is there takes over at once.
 pub(crate) async fn leave(engine: &Arc<Engine>, deadline: Deadline) -> Result<(), StoreError> {
+    // What is under way may be about to write that this process is there.
+    let _watch = tokio::time::timeout_at(deadline.instant(), engine.dispatch.watch.lock()).await;
     if engine.dispatch.fleet.leave(engine, deadline).await? {
         bell::tell_others(engine).await;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use duroxide::providers::{TagFilter, WorkItem};
+
+    fn message(n: usize) -> MessageDocument {
+        let item = WorkItem::CancelInstance { instance: format!("i{n}"), reason: "r".repeat(1_000) };
+        let partition = Partition::instance(&format!("i{n}")).unwrap();
+        MessageDocument::new(partition, &n.to_string(), &item, format!("{n:09}"), 0, 0).unwrap()
+    }
+
+    fn work(n: usize, tag: Option<&str>) -> WorkDocument {
+        let mut work = held::tests::work(None);
+        (work.seq, work.tag) = (format!("{n:09}"), tag.map(ToOwned::to_owned));
+        work
+    }
+
+    #[test]
+    fn a_client_that_only_starts_instances_keeps_nothing_of_them() {
+        let dispatch = Dispatch::new(&CosmosDBProviderConfig::default());
+        for n in 0..1_000 {
+            dispatch.offer_message(message(n), Some(Etag::from("etag")));
+            dispatch.offer_work(work(n, None));
+        }
+        assert_eq!((dispatch.turns.len(), dispatch.work.len()), (0, 0));
+    }
+
+    #[test]
+    fn what_nobody_here_takes_is_not_kept() {
+        let dispatch = Dispatch::new(&CosmosDBProviderConfig::default());
+        dispatch.fleet.asks_for_work(&TagFilter::Tags(["gpu".to_owned()].into()), None);
+        dispatch.offer_message(message(1), Some(Etag::from("etag")));
+        dispatch.offer_work(work(1, None));
+        dispatch.offer_work(work(2, Some("gpu")));
+        assert_eq!((dispatch.turns.len(), dispatch.work.len()), (0, 1));
+        dispatch.fleet.asks_for_turns(None);
+        dispatch.offer_message(message(1), Some(Etag::from("etag")));
+        assert_eq!(dispatch.turns.len(), 1);
+    }
+
+    #[test]
+    fn turns_that_nobody_here_runs_and_sessions_of_others_are_not_plenty() {
+        let dispatch = Dispatch::new(&CosmosDBProviderConfig::default());
+        dispatch.fleet.asks_for_turns(None);
+        for n in 0..100 {
+            let mut hint = OrchestrationHint::new(message(n).instance_id, false);
+            hint.pinned = Some(semver::Version::new(9, 0, 0));
+            dispatch.offer_turn(hint, String::new(), 0, false);
+        }
+        let now = dispatch.clock.now();
+        assert!(!dispatch.has_plenty(poll::Queue::Turns, now));
+        (100..200).for_each(|n| dispatch.offer_message(message(n), Some(Etag::from("etag"))));
+        assert!(dispatch.has_plenty(poll::Queue::Turns, now));
+    }
 }

@@ -11,11 +11,11 @@ use crate::{
     engine::Engine,
     model::{kind, DocumentId, Millis, Partition, Slot, SlotRange, Tags, WorkDocument},
     outbox,
-    store::{queries, Pages, Statement, StoreError},
+    store::{queries, Lenient, Pages, Patience, Statement, StoreError},
 };
 use azure_data_cosmos::feed::FeedRange;
 use serde::{de::DeserializeOwned, Deserialize};
-use std::{num::NonZeroU32, sync::Arc};
+use std::{num::NonZeroU32, sync::Arc, time::Duration};
 use tracing::debug;
 
 /// What another process knows of, or looks after, is left to it for so long.
@@ -24,6 +24,8 @@ pub(super) const GRACE: Millis = 2_000;
 const PAGE: u32 = 50;
 /// Rows of a page that follows one which held nothing for us.
 const NEXT_PAGE: u32 = 250;
+/// What a page may take: behind a partition that does not answer there are others.
+const PATIENCE: Duration = Duration::from_secs(3);
 /// Pages of one look.
 const MOST_PAGES: usize = 8;
 /// Activities that are looked at for each worker that waits: others may be faster.
@@ -109,7 +111,7 @@ enum Standing {
 
 /// Pages that one look has left to the next.
 pub(super) type Rest = Option<RowPages>;
-pub(super) struct RowPages(Pages<Row>);
+pub(super) struct RowPages(Pages<Lenient<Row>>);
 
 /// Looks for turns. `rest` is where the look before has ended, and where this one ends.
 pub(super) async fn turns(engine: &Arc<Engine>, look: &Look<'_>, rest: &mut Rest) -> Result<Found, StoreError> {
@@ -134,8 +136,8 @@ pub(super) async fn work(
     let share = engine.dispatch.fleet.workers().max(idle) * WORK_EACH;
     let page = u32::try_from(room).unwrap_or(PAGE);
     let statement = with_tags(with_slots(queries::DUE_WORK.statement(), look, page), tags).bind("@until", now);
-    let mut documents: Vec<WorkDocument> = rows(engine, look, statement)?.next().await?.unwrap_or_default();
-    let full = documents.len() >= room;
+    let (documents, full) = rows::<WorkDocument>(engine, look, statement)?.at_least(room).await?;
+    let mut documents: Vec<WorkDocument> = documents.into_iter().filter_map(|Lenient(read)| read).collect();
     if helps {
         // Those that help are many, and all see the same: each takes some of it.
         engine.config.randomness().shuffle(&mut documents);
@@ -143,6 +145,7 @@ pub(super) async fn work(
     let (view, mut found) = (engine.dispatch.fleet.view(), Found { more: full, ..Found::default() });
     for document in documents {
         if helps && found.news >= share {
+            found.more = true;
             break;
         }
         let row = Row::of(&document);
@@ -162,8 +165,7 @@ pub(super) async fn everything(engine: &Arc<Engine>, look: &Look<'_>, tags: &Tag
     let until = engine.now() + look.ahead;
     let statement = with_tags(queries::DUE.statement(), tags).bind("@until", until);
     let mut pages = rows(engine, look, in_manner(statement, look, PAGE * 2))?;
-    let page = pages.next().await?.unwrap_or_default();
-    let full = page.len() >= PAGE as usize * 2;
+    let (page, full) = pages.at_least(PAGE as usize * 2).await?;
     Ok(take_in(engine, look, page, full))
 }
 
@@ -188,9 +190,9 @@ fn rows<T: DeserializeOwned + Send + 'static>(
     engine: &Engine,
     look: &Look<'_>,
     statement: Statement,
-) -> Result<Pages<T>, StoreError> {
+) -> Result<Pages<Lenient<T>>, StoreError> {
     match look.range {
-        Some(range) => engine.store.range_pages(range, statement, engine.deadline()),
+        Some(range) => engine.store.range_pages(range, statement, Patience::PerPage(PATIENCE)),
         None => engine.store.container_pages(statement, engine.deadline()),
     }
 }
@@ -200,12 +202,11 @@ fn rows<T: DeserializeOwned + Send + 'static>(
 async fn follow(
     engine: &Arc<Engine>,
     look: &Look<'_>,
-    mut first: Pages<Row>,
-    larger: impl FnOnce() -> Result<Pages<Row>, StoreError>,
+    mut first: Pages<Lenient<Row>>,
+    larger: impl FnOnce() -> Result<Pages<Lenient<Row>>, StoreError>,
     rest: &mut Rest,
 ) -> Result<Found, StoreError> {
-    let Some(page) = first.next().await? else { return Ok(Found::default()) };
-    let full = page.len() >= PAGE as usize;
+    let (page, full) = first.at_least(PAGE as usize).await?;
     let mut found = take_in(engine, look, page, full);
     if found.news > 0 || !full {
         *rest = if full { rest.take() } else { None };
@@ -216,11 +217,12 @@ async fn follow(
         None => larger()?,
     };
     for _ in 1..MOST_PAGES {
-        let Some(page) = pages.next().await? else {
+        let (page, full) = pages.at_least(NEXT_PAGE as usize).await?;
+        found.add(take_in(engine, look, page, full));
+        if !full {
             found.more = false;
             return Ok(found);
-        };
-        found.add(take_in(engine, look, page, true));
+        }
         if found.news > 0 {
             break;
         }
@@ -230,12 +232,12 @@ async fn follow(
 }
 
 /// Offers the rows of a page.
-fn take_in(engine: &Arc<Engine>, look: &Look<'_>, page: Vec<Row>, full: bool) -> Found {
+fn take_in(engine: &Arc<Engine>, look: &Look<'_>, page: Vec<Lenient<Row>>, full: bool) -> Found {
     let (view, now) = (engine.dispatch.fleet.view(), engine.now());
     let mut found = Found { more: full, ..Found::default() };
     let mut intents = false;
     let rows = page.len();
-    for row in page {
+    for row in page.into_iter().filter_map(|Lenient(read)| read) {
         let standing = match row.kind.as_str() {
             kind::INTENT => {
                 intents |= row.due <= now;
@@ -280,10 +282,11 @@ impl Row {
         }
     }
 
-    /// Whether it is to be left to others for now; `ours` are the slots that this process looks after.
-    fn is_young(&self, look: &Look<'_>, view: &View, ours: SlotRange, now: Millis) -> bool {
+    /// Whether it is to be left to others for now; `ours` are the slots that this process, `me`, looks after.
+    fn is_young(&self, look: &Look<'_>, view: &View, me: &str, ours: SlotRange, now: Millis) -> bool {
         let slot = Slot::of(&self.instance_id);
-        if look.eager || look.named.contains(&slot) {
+        // What this process knew of and has forgotten is known to nobody.
+        if look.eager || look.named.contains(&slot) || self.by.as_deref() == Some(me) {
             return false;
         }
         let known = self.by.as_ref().is_some_and(|by| view.takes(by, &self.kind, self.tag.as_deref()));
@@ -304,7 +307,7 @@ fn offer_turn(engine: &Engine, look: &Look<'_>, view: &View, row: Row) -> Standi
     if !news {
         return Standing::Known;
     }
-    if row.is_young(look, view, view.turns, now) {
+    if row.is_young(look, view, dispatch.fleet.me(), view.turns, now) {
         return Standing::Young;
     }
     // A half-finished instance may have no message; the claim looks after it.
@@ -326,14 +329,17 @@ fn offer_work(engine: &Engine, look: &Look<'_>, view: &View, row: &Row, document
         return Standing::Known;
     }
     let known = dispatch.work.peek(&row.seq, |_| ()).is_some();
-    if !known && row.is_young(look, view, view.work, now) {
+    if !known && row.is_young(look, view, dispatch.fleet.me(), view.work, now) {
         return Standing::Young;
     }
     let (key, seq, due) = (row.seq.clone(), row.seq.clone(), row.due);
     let document = document.unwrap_or_else(|| row.unread());
+    if let Some(session) = &row.session_id {
+        dispatch.held.seen_free(session, now);
+    }
     // The row says that nobody holds it now, whatever an attempt before has met.
     let offer = Offer { key, hint: WorkHint::new(document), seq, due, urgent: true };
-    dispatch.work.offer(offer, now, |known, _| known.seen_free(now));
+    dispatch.work.offer(offer, now, |_, _| ());
     if known {
         return Standing::Known;
     }

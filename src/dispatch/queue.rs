@@ -113,12 +113,13 @@ impl<K: Clone + Eq + Hash + Ord, H: Weight> Queue<K, H> {
         self.lock().take(now, busy_until, fits)
     }
 
-    /// Whether a hint that can be tried now is such a one.
-    pub(super) fn has_ready(&self, now: Millis, such: impl Fn(&H) -> bool) -> bool {
+    /// Whether so many hints that can be tried now are such.
+    pub(super) fn has_ready(&self, count: usize, now: Millis, such: impl Fn(&H) -> bool) -> bool {
         let mut inner = self.lock();
         inner.promote(now);
         let inner = &*inner;
-        inner.ready.iter().any(|(_, key)| inner.entries.get(key).is_some_and(|entry| such(&entry.hint)))
+        let ready = inner.ready.iter().filter_map(|(_, key)| inner.entries.get(key));
+        ready.filter(|entry| such(&entry.hint)).take(count).count() == count
     }
 
     /// Puts a hint back after an attempt that did not succeed, to be tried again at `not_before`, or earlier when the key

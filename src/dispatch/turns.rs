@@ -3,7 +3,7 @@
 use super::{
     bell,
     lane::{self, Order, Taken},
-    poll,
+    poll::{self, Found, Look, Rest},
     queue::Queue,
     Dispatch, OrchestrationHint,
 };
@@ -42,7 +42,6 @@ struct TurnOrder<'a> {
 
 impl Order for TurnOrder<'_> {
     const OPERATION: &'static str = "fetch_orchestration_item";
-    const QUEUE: poll::Queue = poll::Queue::Turns;
     type Key = Partition;
     type Hint = OrchestrationHint;
     type Goods = Turn;
@@ -55,7 +54,11 @@ impl Order for TurnOrder<'_> {
         dispatch.fleet.asks_for_turns(self.filter)
     }
 
-    fn fits(&self, hint: &OrchestrationHint, _now: Millis) -> bool {
+    async fn look(&self, engine: &Arc<Engine>, look: &Look<'_>, rest: &mut Rest) -> Result<Found, StoreError> {
+        poll::turns(engine, look, rest).await
+    }
+
+    fn fits(&self, _dispatch: &Dispatch, hint: &OrchestrationHint, _now: Millis) -> bool {
         match (&hint.pinned, self.filter) {
             (Some(pinned), Some(filter)) => claim::supports(filter, pinned),
             _ => true,

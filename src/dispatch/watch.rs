@@ -22,6 +22,7 @@ use std::{
     sync::{atomic::Ordering, Arc},
     time::Duration,
 };
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
@@ -44,8 +45,10 @@ const AHEAD: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs
 const OVERWRITTEN: Duration = Duration::from_secs(5);
 /// After a failure.
 const PAUSE: Duration = Duration::from_secs(1);
-/// With so many hints at hand nobody needs more.
-const PLENTY: usize = 25;
+/// What a renewal may take: whatever else is to be done waits for it.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Where so much was found, some of it is taken before there is more looking.
+const ENOUGH: usize = 100;
 /// Under load chores may be late by so much.
 const OVERDUE: Duration = Duration::from_millis(250);
 
@@ -55,34 +58,55 @@ struct Physical {
     slots: SlotRange,
 }
 
-/// Where to look, and when.
+/// Where looks at physical partitions have ended, to be gone on from.
+type Rests = BTreeMap<usize, Rest>;
+
+/// Which queue to look at, where and when.
 struct Errand {
+    queue: Queue,
     at: Instant,
     what: Where,
     /// How often it was looked at in vain.
     tries: usize,
+    rests: Rests,
 }
 
 /// Where to look.
-#[derive(Clone)]
 enum Where {
     /// Everything that this process looks after.
     Ours,
     /// What a bell has named.
-    Named { turns: BTreeSet<Slot>, work: BTreeSet<Slot> },
+    Named(BTreeSet<Slot>),
 }
 
 impl Where {
-    /// What it means of a queue in a physical partition: the slots to ask for, and those among them that a bell has named. `ours`
-    /// are the slots of the queue that this process looks after.
-    fn within(&self, queue: Queue, physical: &Physical, ours: SlotRange) -> Option<(SlotRange, Vec<Slot>)> {
-        let named = match (self, queue) {
-            (Self::Ours, _) => return ours.overlaps(physical.slots).then_some((ours, Vec::new())),
-            (Self::Named { turns, .. }, Queue::Turns) => turns,
-            (Self::Named { work, .. }, Queue::Work) => work,
+    /// What it means in a physical partition: the slots to ask for, and those among them that a bell has named. `ours` are the
+    /// slots that this process looks after.
+    fn within(&self, physical: &Physical, ours: SlotRange) -> Option<(SlotRange, Vec<Slot>)> {
+        let Self::Named(named) = self else {
+            return ours.overlaps(physical.slots).then_some((ours, Vec::new()));
         };
         let named: Vec<Slot> = named.iter().copied().filter(|slot| physical.slots.contains(*slot)).collect();
         (!named.is_empty()).then(|| (around(&named), named))
+    }
+}
+
+/// What has come of an errand.
+#[derive(Default)]
+struct Looked {
+    found: Found,
+    /// Why some could not be looked at.
+    trouble: Option<StoreError>,
+}
+
+impl Looked {
+    fn add(&mut self, found: Result<Found, StoreError>) {
+        match found {
+            Ok(found) => self.found.add(found),
+            Err(error) => {
+                self.trouble.get_or_insert(error);
+            }
+        }
     }
 }
 
@@ -100,6 +124,7 @@ pub(super) struct Watch {
     turn: usize,
     /// The last ring that was heard, from whom and when.
     heard: Option<(String, String, Instant)>,
+    /// Those of sweeps.
     rests: BTreeMap<(usize, Queue), Rest>,
 }
 
@@ -146,8 +171,38 @@ impl Watch {
     }
 
     fn look_at_ours(&mut self, at: Instant) {
-        self.errands.retain(|errand| !matches!(errand.what, Where::Ours));
-        self.errands.push(Errand { at, what: Where::Ours, tries: AGAIN.len() });
+        for queue in [Queue::Turns, Queue::Work] {
+            self.push(Errand { queue, at, what: Where::Ours, tries: AGAIN.len(), rests: Rests::new() });
+        }
+    }
+
+    /// Looks at what a bell has named, and at what was to be looked at so before.
+    fn look_at_named(&mut self, queue: Queue, at: Instant, slots: BTreeSet<Slot>) {
+        if slots.is_empty() {
+            return;
+        }
+        for errand in self.errands.iter_mut().filter(|errand| errand.queue == queue) {
+            let Where::Named(named) = &mut errand.what else { continue };
+            if !slots.is_subset(named) {
+                named.extend(slots);
+                // That is another question.
+                errand.rests.clear();
+            }
+            (errand.at, errand.tries) = (errand.at.min(at), 0);
+            return;
+        }
+        self.push(Errand { queue, at, what: Where::Named(slots), tries: 0, rests: Rests::new() });
+    }
+
+    /// Of errands to everything in a queue one is enough.
+    fn push(&mut self, mut errand: Errand) {
+        let is_same = |other: &Errand| other.queue == errand.queue && matches!(other.what, Where::Ours);
+        if matches!(errand.what, Where::Ours) {
+            let soonest = self.errands.iter().filter(|other| is_same(other)).map(|other| other.at).min();
+            self.errands.retain(|other| !is_same(other));
+            errand.at = soonest.map_or(errand.at, |soonest| soonest.min(errand.at));
+        }
+        self.errands.push(errand);
     }
 
     /// When there is something to do next.
@@ -199,7 +254,7 @@ impl Watch {
         let fleet = &engine.dispatch.fleet;
         self.renewal = Some(Instant::now() + PAUSE * 2);
         let first = !fleet.is_member();
-        let changed = fleet.renew(engine, engine.deadline()).await?;
+        let changed = fleet.renew(engine, Deadline::after(PATIENCE)).await?;
         let jitter = 0.9 + engine.config.randomness().fraction() / 5.0;
         self.renewal = Some(Instant::now() + super::members::LIST.mul_f64(jitter));
         if changed {
@@ -237,10 +292,8 @@ impl Watch {
         if bell.list {
             self.renewal = Some(now);
         }
-        if !(bell.turns.is_empty() && bell.work.is_empty()) {
-            let what = Where::Named { turns: bell.turns, work: bell.work };
-            self.errands.push(Errand { at: now, what, tries: 0 });
-        }
+        self.look_at_named(Queue::Turns, now, bell.turns);
+        self.look_at_named(Queue::Work, now, bell.work);
         if perhaps_more {
             self.look_at_ours(now);
         }
@@ -248,62 +301,63 @@ impl Watch {
     }
 
     /// Looks where an errand says.
-    async fn run(&mut self, engine: &Arc<Engine>, errand: Errand) -> Result<(), StoreError> {
-        let dispatch = &engine.dispatch;
-        if matches!(errand.what, Where::Ours) && dispatch.has_plenty(PLENTY, engine.now()) {
-            self.errands.push(Errand { at: Instant::now() + BUSY_BELL, ..errand });
+    async fn run(&mut self, engine: &Arc<Engine>, mut errand: Errand) -> Result<(), StoreError> {
+        if engine.dispatch.has_plenty(errand.queue, engine.now()) {
+            self.push(Errand { at: Instant::now() + BUSY_BELL, ..errand });
             return Ok(());
         }
-        let looked = self.look(engine, &errand.what).await;
-        let Errand { what, tries, .. } = errand;
+        let looked = self.look(engine, &mut errand).await;
         let now = Instant::now();
         let found = match looked {
-            Ok(found) => found,
-            Err(error) => {
-                self.errands.push(Errand { at: now + PAUSE, what, tries });
+            Ok(Looked { found, trouble: None }) => found,
+            Ok(Looked { trouble: Some(error), .. }) | Err(error) => {
+                // What could not be asked may be elsewhere by now.
+                self.partitions_at = None;
+                self.push(Errand { at: now + PAUSE, rests: Rests::new(), ..errand });
                 return Err(error);
             }
         };
         if found.more {
-            if matches!(what, Where::Ours) {
-                self.errands.retain(|errand| !matches!(errand.what, Where::Ours));
-            }
             let pause = if found.news > 0 { Duration::from_millis(5) } else { BUSY_BELL };
-            self.errands.push(Errand { at: now + pause, what, tries: AGAIN.len() });
-        } else if found.news == 0 && tries < AGAIN.len() {
-            self.errands.push(Errand { at: now + AGAIN[tries], what, tries: tries + 1 });
+            self.push(Errand { at: now + pause, tries: AGAIN.len(), ..errand });
+        } else if found.news == 0 && errand.tries < AGAIN.len() {
+            let (at, tries) = (now + AGAIN[errand.tries], errand.tries + 1);
+            self.push(Errand { at, tries, rests: Rests::new(), ..errand });
         } else if found.young > 0 {
             // Left to others: if they don't take it, it is ours.
-            self.look_at_ours(now + Duration::from_millis(poll::GRACE));
+            let (at, what) = (now + Duration::from_millis(poll::GRACE), Where::Ours);
+            self.push(Errand { at, what, tries: AGAIN.len(), rests: Rests::new(), ..errand });
         }
         Ok(())
     }
 
-    async fn look(&mut self, engine: &Arc<Engine>, what: &Where) -> Result<Found, StoreError> {
+    /// A partition that can't be asked hides none of the others.
+    async fn look(&mut self, engine: &Arc<Engine>, errand: &mut Errand) -> Result<Looked, StoreError> {
         self.know_partitions(engine).await?;
         let fleet = &engine.dispatch.fleet;
         let (view, tags) = (fleet.view(), fleet.tags());
-        let mut found = Found::default();
+        let ours = match errand.queue {
+            Queue::Turns => view.turns,
+            Queue::Work => view.work,
+        };
+        let mut looked = Looked::default();
         for (at, physical) in self.partitions.iter().enumerate() {
-            let turns = what.within(Queue::Turns, physical, view.turns).filter(|_| fleet.takes_turns());
-            if let Some((slots, named)) = turns {
-                let ours = Look::at(Some(&physical.range), slots);
-                let look = Look { named: &named, ahead: millis(AHEAD.0), ..ours };
-                let rest = self.rests.entry((at, Queue::Turns)).or_default();
-                found.add(poll::turns(engine, &look, rest).await?);
+            let Some((slots, named)) = errand.what.within(physical, ours) else { continue };
+            let look = Look { named: &named, ..Look::at(Some(&physical.range), slots) };
+            let rest = errand.rests.entry(at).or_default();
+            match (errand.queue, &tags) {
+                (Queue::Turns, _) if fleet.takes_turns() => {
+                    looked.add(poll::turns(engine, &Look { ahead: millis(AHEAD.0), ..look }, rest).await);
+                }
+                (Queue::Work, Some(tags)) => looked.add(poll::work(engine, &look, tags, rest).await),
+                _ => return Ok(looked),
             }
-            let work = what.within(Queue::Work, physical, view.work);
-            if let (Some((slots, named)), Some(tags)) = (work, &tags) {
-                let look = Look { named: &named, ..Look::at(Some(&physical.range), slots) };
-                let rest = self.rests.entry((at, Queue::Work)).or_default();
-                found.add(poll::work(engine, &look, tags, rest).await?);
-            }
-            if found.news >= PLENTY * 4 {
-                found.more = true;
+            if looked.found.news >= ENOUGH {
+                looked.found.more = true;
                 break;
             }
         }
-        Ok(found)
+        Ok(looked)
     }
 
     /// Asks one physical partition for everything, whoever looks after it.
@@ -351,6 +405,7 @@ impl Watch {
         let partitions: Vec<Physical> = ranges.into_iter().map(physical).collect();
         if partitions.len() != self.partitions.len() {
             self.rests.clear();
+            self.errands.iter_mut().for_each(|errand| errand.rests.clear());
             self.turn = (engine.config.randomness().fraction() * partitions.len() as f64) as usize;
         }
         self.partitions = partitions;
@@ -368,18 +423,26 @@ fn around(slots: &[Slot]) -> SlotRange {
     }
 }
 
+/// Does what is due in a task of its own: a caller that goes away, or has waited long enough, leaves it to be finished. What is
+/// returned tells when, and what was wrong.
+pub(super) fn work_off_apart(engine: &Arc<Engine>) -> oneshot::Receiver<StoreError> {
+    let (engine_too, (sender, receiver)) = (engine.clone(), oneshot::channel());
+    engine.spawn(async move {
+        let Ok(mut watch) = engine_too.dispatch.watch.try_lock() else { return };
+        if let Err(error) = watch.work_off(&engine_too).await {
+            if let Err(error) = sender.send(error) {
+                warn!(%error, "trouble while looking for work");
+            }
+        }
+    });
+    receiver
+}
+
 /// Under load nobody waits, and so nobody would look after others' work: a task does, now and then.
 pub(super) fn work_off_if_overdue(engine: &Arc<Engine>) {
     let dispatch: &Dispatch = &engine.dispatch;
     let is_overdue = |watch: &Watch| watch.since.is_some() && watch.next() + OVERDUE <= Instant::now();
-    if !dispatch.watch.try_lock().is_ok_and(|watch| is_overdue(&watch)) {
-        return;
+    if dispatch.watch.try_lock().is_ok_and(|watch| is_overdue(&watch)) {
+        drop(work_off_apart(engine));
     }
-    let engine_too = engine.clone();
-    engine.spawn(async move {
-        let Ok(mut watch) = engine_too.dispatch.watch.try_lock() else { return };
-        if let Err(error) = watch.work_off(&engine_too).await {
-            warn!(%error, "trouble while looking for work");
-        }
-    });
 }

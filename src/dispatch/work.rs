@@ -4,13 +4,13 @@ use super::{
     bell,
     lane::{self, Order, Taken},
     members::IdleWorker,
-    poll,
+    poll::{self, Found, Look, Rest},
     queue::Queue,
-    Dispatch, SessionHeld, WorkHint,
+    Dispatch, WorkHint,
 };
 use crate::{
     engine::Engine,
-    model::{Millis, Slot},
+    model::{Millis, Slot, Tags},
     store::{Deadline, StoreError},
     turn::open::claim_time,
     work::{
@@ -46,7 +46,6 @@ struct WorkOrder<'a> {
 
 impl Order for WorkOrder<'_> {
     const OPERATION: &'static str = "fetch_work_item";
-    const QUEUE: poll::Queue = poll::Queue::Work;
     type Key = String;
     type Hint = WorkHint;
     type Goods = Work;
@@ -59,24 +58,38 @@ impl Order for WorkOrder<'_> {
         dispatch.fleet.asks_for_work(self.tags, self.session)
     }
 
+    async fn look(&self, engine: &Arc<Engine>, look: &Look<'_>, rest: &mut Rest) -> Result<Found, StoreError> {
+        poll::work(engine, look, &Tags::from(self.tags), rest).await
+    }
+
     fn waiting(&self, dispatch: &Dispatch) -> Option<IdleWorker> {
         Some(dispatch.fleet.worker_waits())
     }
 
-    fn fits(&self, hint: &WorkHint, now: Millis) -> bool {
-        let owner = self.session.map(|session| session.owner_id.as_str());
-        self.tags.matches(hint.document.tag.as_deref()) && hint.session_fits(owner, now)
+    /// One whose session another worker owns is taken, too, where that one is to be told of it.
+    fn fits(&self, dispatch: &Dispatch, hint: &WorkHint, now: Millis) -> bool {
+        if !self.tags.matches(hint.document.tag.as_deref()) {
+            return false;
+        }
+        let Some(owner) = self.owner() else { return hint.document.session_id.is_none() };
+        let held = dispatch.held.by_another(hint, Some(owner), now);
+        held.is_none() || held != hint.told
     }
 
     /// A runtime that has as many sessions as it may asks with a session as soon as it has fewer: if it is told soon.
     fn should_ask_otherwise(&self, engine: &Engine) -> bool {
         let bound =
             |hint: &WorkHint| hint.document.session_id.is_some() && self.tags.matches(hint.document.tag.as_deref());
-        self.session.is_none() && engine.dispatch.work.has_ready(engine.now(), bound)
+        self.session.is_none() && engine.dispatch.work.has_ready(1, engine.now(), bound)
     }
 
     async fn attempt(&self, engine: &Arc<Engine>, taken: Taken<String, WorkHint>) -> Result<Option<Work>, StoreError> {
         let (work, Taken { key, hint, seq }) = (&engine.dispatch.work, taken);
+        if let Some(owner) = engine.dispatch.held.by_another(&hint, self.owner(), engine.now()) {
+            let hint = tell(engine, hint, owner);
+            put_back(engine, key, hint, seq, engine.now());
+            return Ok(None);
+        }
         match self.claim(engine, &hint).await {
             Ok(Claimed::Work(taken, _)) => {
                 work.set_free(&key, engine.now());
@@ -85,9 +98,8 @@ impl Order for WorkOrder<'_> {
             Ok(Claimed::Gone) => work.set_free(&key, engine.now()),
             Ok(Claimed::Held(until)) => put_back(engine, key, hint, seq, until),
             Ok(Claimed::SessionHeld(owner, until)) => {
-                call_owner(engine, &hint, &owner);
-                let held = SessionHeld { owner, until, seen: engine.now() };
-                let hint = WorkHint { session_held: Some(held), ..hint };
+                engine.dispatch.held.note(&hint, &owner, until, engine.now());
+                let hint = tell(engine, hint, owner);
                 work.wake_at(until);
                 put_back(engine, key, hint, seq, engine.now());
             }
@@ -101,6 +113,11 @@ impl Order for WorkOrder<'_> {
 }
 
 impl WorkOrder<'_> {
+    /// As whom the caller owns sessions, if it may.
+    fn owner(&self) -> Option<&str> {
+        self.session.map(|session| session.owner_id.as_str())
+    }
+
     /// Claims in a task of its own.
     async fn claim(&self, engine: &Arc<Engine>, hint: &WorkHint) -> Result<Claimed, StoreError> {
         let (engine_too, hint_too, session) = (engine.clone(), hint.clone(), self.session.cloned());
@@ -123,13 +140,13 @@ impl WorkOrder<'_> {
     }
 }
 
-/// The process whose worker owns the session is told that there is something for it, unless that is this one.
-fn call_owner(engine: &Arc<Engine>, hint: &WorkHint, owner: &str) {
-    if hint.session_held.as_ref().is_some_and(|held| held.owner == owner) {
-        return;
+/// The process whose worker owns the session is told that there is something for it, unless it was or that is this one.
+fn tell(engine: &Arc<Engine>, hint: WorkHint, owner: String) -> WorkHint {
+    if hint.told.as_ref() != Some(&owner) {
+        let (engine_too, slot, owner) = (engine.clone(), Slot::of(&hint.document.instance_id), owner.clone());
+        engine.spawn(async move { bell::call_owner(&engine_too, slot, &owner).await });
     }
-    let (engine_too, slot, owner) = (engine.clone(), Slot::of(&hint.document.instance_id), owner.to_owned());
-    engine.spawn(async move { bell::call_owner(&engine_too, slot, &owner).await });
+    WorkHint { told: Some(owner), ..hint }
 }
 
 fn put_back(engine: &Engine, key: String, mut hint: WorkHint, seq: String, due: Millis) {

@@ -36,6 +36,12 @@ pub(crate) struct Stand<N> {
     pub(crate) slots: SlotRange,
 }
 
+/// What dispatchers take of a queue.
+pub(crate) trait Need: Clone + PartialEq {
+    /// What this one and another take together, or a little more: it only decides who is told of what.
+    fn and(self, other: Self) -> Self;
+}
+
 /// The versions of duroxide whose turns a process can run; none where it runs all.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Versions(Option<(String, String)>);
@@ -80,6 +86,23 @@ impl From<Option<&DispatcherCapabilityFilter>> for Versions {
     fn from(filter: Option<&DispatcherCapabilityFilter>) -> Self {
         let range = filter.and_then(|filter| filter.supported_duroxide_versions.first());
         Self(range.map(|range| (range.min.to_string(), range.max.to_string())))
+    }
+}
+
+impl Need for Versions {
+    fn and(self, other: Self) -> Self {
+        let parse = |version: &String| semver::Version::parse(version).ok();
+        let lower = |a: String, b: String| if parse(&a) <= parse(&b) { a } else { b };
+        let higher = |a: String, b: String| if parse(&a) >= parse(&b) { a } else { b };
+        let both = self.0.zip(other.0);
+        Self(both.map(|((min, max), (other_min, other_max))| (lower(min, other_min), higher(max, other_max))))
+    }
+}
+
+impl Need for Tags {
+    fn and(mut self, other: Self) -> Self {
+        self.tags.extend(other.tags);
+        Self { any: self.any || other.any, untagged: self.untagged || other.untagged, tags: self.tags }
     }
 }
 
@@ -171,6 +194,17 @@ impl BellDocument {
 mod tests {
     use super::*;
     use std::collections::HashSet;
+
+    #[test]
+    fn two_that_take_different_things_take_both_together() {
+        let range = |min: &str, max: &str| Versions(Some((min.to_owned(), max.to_owned())));
+        assert_eq!(range("0.1.9", "0.1.20").and(range("0.1.10", "0.2.0")), range("0.1.9", "0.2.0"));
+        assert_eq!(range("0.1.0", "0.2.0").and(Versions(None)), Versions(None), "one of them runs all");
+        let tags = |names: &[&str]| TagFilter::Tags(names.iter().map(|name| (*name).to_owned()).collect());
+        let both = Tags::from(&tags(&["gpu"])).and(Tags::from(&TagFilter::DefaultOnly));
+        assert!(both.run(Some("gpu")) && both.run(None) && !both.run(Some("cpu")));
+        assert!(both.and(Tags::from(&TagFilter::Any)).run(Some("cpu")));
+    }
 
     #[test]
     fn what_a_filter_takes_is_what_its_document_says() {

@@ -30,7 +30,7 @@ pub(crate) use batch::{BatchOutcome, Committed, Operation, RolledBack};
 pub(crate) use deadline::Deadline;
 pub use error::StoreError;
 #[allow(unused_imports, reason = "what is read page by page is read so in other rooms")]
-pub(crate) use pages::{Pages, Patience};
+pub(crate) use pages::{Lenient, Pages, Patience};
 pub(crate) use queries::Statement;
 pub(crate) use read::{Freshness, Versioned};
 

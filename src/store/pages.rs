@@ -12,9 +12,10 @@ use azure_data_cosmos::{
     CosmosError, FeedScope, Query,
 };
 use futures::StreamExt;
-use serde::de::DeserializeOwned;
+use serde::{de::DeserializeOwned, Deserialize, Deserializer};
+use serde_json::Value;
 use std::time::Duration;
-use tracing::Instrument;
+use tracing::{warn, Instrument};
 
 /// How long a query of several pages may take.
 #[derive(Clone, Copy, Debug)]
@@ -138,6 +139,17 @@ impl<T: DeserializeOwned + Send + 'static> Pages<T> {
         self.next_page().instrument(span).await
     }
 
+    /// So many items or more, where the service's pages are smaller, too; and whether there may be still more.
+    pub(crate) async fn at_least(&mut self, items: usize) -> Result<(Vec<T>, bool), StoreError> {
+        let mut found = Vec::new();
+        while found.len() < items {
+            // After the last page this takes no request.
+            let Some(page) = self.next().await? else { return Ok((found, false)) };
+            found.extend(page);
+        }
+        Ok((found, true))
+    }
+
     /// All items that are left.
     async fn collect(mut self) -> Result<Vec<T>, StoreError> {
         let mut items = Vec::new();
@@ -210,6 +222,21 @@ impl<T: DeserializeOwned + Send + 'static> Pages<T> {
             (Position::After(_), StoreError::Rejected { detail, .. }) => self.call.give_up(&detail),
             (_, error) => error,
         }
+    }
+}
+
+/// A document of which others write their own kinds: one that can't be read is said so and passed over, so that it hides no other.
+pub(crate) struct Lenient<T>(pub(crate) Option<T>);
+
+impl<'de, T: DeserializeOwned> Deserialize<'de> for Lenient<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = Value::deserialize(deserializer)?;
+        let read = T::deserialize(&value);
+        if let Err(error) = &read {
+            let name = |field: &str| value.get(field).map(ToString::to_string);
+            warn!(%error, document = name("id"), partition = name("instanceId"), "a document can't be read");
+        }
+        Ok(Self(read.ok()))
     }
 }
 

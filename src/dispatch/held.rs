@@ -1,0 +1,107 @@
+//! Sessions that other workers own, as far as attempts have seen.
+//!
+//! Of a session that is held here and there thousands of activities may wait. One attempt tells it for all of them; what it has
+//! seen is forgotten after a moment, since a session may be given back long before its lock ends.
+
+use super::WorkHint;
+use crate::model::Millis;
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+};
+
+/// A poll that shows an activity free is a reason to try its session again, but not more often than this.
+const MOMENT: Millis = 1_000;
+/// Where there are more, all are tried again.
+const MOST: usize = 4_096;
+
+/// The sessions by name.
+#[derive(Default)]
+pub(super) struct Held(Mutex<HashMap<String, Hold>>);
+
+struct Hold {
+    owner: String,
+    until: Millis,
+    /// When that was seen.
+    seen: Millis,
+}
+
+impl Held {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Hold>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An attempt has seen who owns the session of an activity, and until when.
+    pub(super) fn note(&self, hint: &WorkHint, owner: &str, until: Millis, now: Millis) {
+        let Some(session) = &hint.document.session_id else { return };
+        let mut held = self.lock();
+        if held.len() >= MOST {
+            held.clear();
+        }
+        held.insert(session.clone(), Hold { owner: owner.to_owned(), until, seen: now });
+    }
+
+    /// Who owns the session of an activity, if that is known to be another than `owner`.
+    pub(super) fn by_another(&self, hint: &WorkHint, owner: Option<&str>, now: Millis) -> Option<String> {
+        let (session, held) = (hint.document.session_id.as_ref()?, self.lock());
+        let hold = held.get(session).filter(|hold| hold.until > now)?;
+        (owner != Some(hold.owner.as_str())).then(|| hold.owner.clone())
+    }
+
+    /// A poll shows an activity of this session free.
+    pub(super) fn seen_free(&self, session: &str, now: Millis) {
+        let mut held = self.lock();
+        if held.get(session).is_some_and(|hold| hold.seen + MOMENT <= now) {
+            held.remove(session);
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::model::{DocumentId, Partition, WorkDocument};
+
+    pub(in crate::dispatch) fn work(session: Option<&str>) -> WorkDocument {
+        WorkDocument {
+            id: DocumentId::new("w", &["1"]),
+            instance_id: Partition::instance("i").unwrap(),
+            kind: crate::model::kind::WORK.to_owned(),
+            due: 0,
+            seq: "1".to_owned(),
+            attempts: 0,
+            session_id: session.map(ToOwned::to_owned),
+            tag: None,
+            slot: None,
+            by: None,
+            lock: None,
+            item: None,
+            etag: None,
+        }
+    }
+
+    fn hint(session: Option<&str>) -> WorkHint {
+        WorkHint::new(work(session))
+    }
+
+    #[test]
+    fn what_one_attempt_has_seen_holds_for_all_activities_of_the_session() {
+        let held = Held::default();
+        held.note(&hint(Some("s")), "other", 5_000, 0);
+        assert_eq!(held.by_another(&hint(Some("s")), Some("me"), 1).as_deref(), Some("other"));
+        assert_eq!(held.by_another(&hint(Some("s")), Some("other"), 1), None, "its owner may");
+        assert_eq!(held.by_another(&hint(Some("t")), Some("me"), 1), None);
+        assert_eq!(held.by_another(&hint(None), Some("me"), 1), None);
+        assert_eq!(held.by_another(&hint(Some("s")), Some("me"), 5_000), None, "its lock has ended");
+    }
+
+    #[test]
+    fn a_session_is_tried_again_after_a_moment_and_not_before() {
+        let held = Held::default();
+        held.note(&hint(Some("s")), "other", 50_000, 0);
+        held.seen_free("s", MOMENT - 1);
+        assert!(held.by_another(&hint(Some("s")), Some("me"), MOMENT).is_some());
+        held.seen_free("s", MOMENT);
+        assert!(held.by_another(&hint(Some("s")), Some("me"), MOMENT).is_none());
+    }
+}
