@@ -5,7 +5,7 @@ use crate::{
     dispatch::Dispatch,
     model::{Clock, DocumentId, Millis, Partition, Sequencer},
     store::{Deadline, Freshness, Store},
-    turn::{cache::InstanceCache, TurnHandle},
+    turn::{cache::InstanceCache, reads::Reads, TurnHandle},
     work::WorkHandle,
 };
 use azure_core::http::Etag;
@@ -26,6 +26,7 @@ pub(crate) struct Engine {
     /// Sessions that workers of this process have taken: as whom, and until when their locks last at least.
     pub(crate) sessions: DashMap<String, (String, Millis)>,
     pub(crate) cache: InstanceCache,
+    pub(crate) reads: Reads,
     pub(crate) dispatch: Dispatch,
     /// Held while what a poll has seen of others' messages is delivered.
     pub(crate) reconciling: tokio::sync::Mutex<()>,
@@ -45,6 +46,7 @@ impl Engine {
             sequencer: Sequencer::new(clock.clone(), config.randomness()),
             cache: InstanceCache::new(config.history_cache_bytes()),
             dispatch: Dispatch::new(&config),
+            reads: Reads::default(),
             turns: DashMap::new(),
             works: DashMap::new(),
             sessions: DashMap::new(),

@@ -43,8 +43,10 @@ const MOST_TOLD: usize = 32;
 enum Call {
     /// Somebody who runs turns: `knows` if it is alive, or else whoever looks after the slot.
     Runners { slot: Slot, pinned: Option<semver::Version>, knows: Option<String> },
-    /// Some who run activities with this tag.
-    Workers { slot: Slot, tag: Option<String>, most: usize },
+    /// The first of those who run activities with this tag.
+    Worker { slot: Slot, tag: Option<String> },
+    /// Some who run them, after the first ones: there is more than those can do soon.
+    Helpers { slot: Slot, tag: Option<String>, after: usize, most: usize },
     /// The process whose worker owns sessions as `owner`.
     Owner { slot: Slot, owner: String },
     /// Everybody: somebody has come or gone.
@@ -65,9 +67,12 @@ impl Call {
                 let others = runners.iter().filter(|other| first.is_some_and(|first| need(other) != need(first)));
                 names(&first.into_iter().chain(others.take(1).copied()).collect::<Vec<_>>())
             }
-            Self::Workers { slot, tag, most } => {
+            Self::Worker { slot, tag } => {
+                names(&view.workers(*slot, tag.as_deref()).into_iter().take(1).collect::<Vec<_>>())
+            }
+            Self::Helpers { slot, tag, after, most } => {
                 let workers = view.workers(*slot, tag.as_deref());
-                names(&workers[..workers.len().min(*most)])
+                names(&workers.into_iter().skip(*after).take(*most).collect::<Vec<_>>())
             }
             Self::Owner { owner, .. } => names(&view.owner(owner).into_iter().collect::<Vec<_>>()),
             Self::Others => names(&view.others.iter().take(MOST_TOLD).collect::<Vec<_>>()),
@@ -78,7 +83,8 @@ impl Call {
     fn tell(&self, bell: &mut BellDocument) {
         match self {
             Self::Runners { slot, .. } => drop(bell.turns.insert(*slot)),
-            Self::Workers { slot, .. } | Self::Owner { slot, .. } => drop(bell.work.insert(*slot)),
+            Self::Worker { slot, .. } | Self::Owner { slot, .. } => drop(bell.work.insert(*slot)),
+            Self::Helpers { slot, .. } => drop(bell.help.insert(*slot)),
             Self::Others => bell.list = true,
         }
     }
@@ -172,9 +178,14 @@ pub(super) async fn call_runners(
     call(engine, Call::Runners { slot, pinned, knows }).await;
 }
 
-/// Some who run activities with this tag are called.
-pub(super) async fn call_workers(engine: &Arc<Engine>, slot: Slot, tag: Option<&str>, most: usize) {
-    call(engine, Call::Workers { slot, tag: tag.map(ToOwned::to_owned), most }).await;
+/// Somebody who runs activities with this tag is called.
+pub(super) async fn call_worker(engine: &Arc<Engine>, slot: Slot, tag: Option<&str>) {
+    call(engine, Call::Worker { slot, tag: tag.map(ToOwned::to_owned) }).await;
+}
+
+/// Some who run activities with this tag are called to help, after those who were called already.
+pub(super) async fn call_helpers(engine: &Arc<Engine>, slot: Slot, tag: Option<&str>, after: usize, most: usize) {
+    call(engine, Call::Helpers { slot, tag: tag.map(ToOwned::to_owned), after, most }).await;
 }
 
 /// The process is called whose worker owns a session.
@@ -332,11 +343,13 @@ mod tests {
     #[test]
     fn what_a_bell_says_is_what_the_calls_are_about() {
         let slot = Slot::of_instance("b");
-        let calls = [turns("a"), turns("c"), Call::Workers { slot, tag: None, most: 1 }, Call::Others];
+        let helpers = Call::Helpers { slot: Slot::of_instance("d"), tag: None, after: 0, most: 2 };
+        let calls = [turns("a"), turns("c"), Call::Worker { slot, tag: None }, helpers, Call::Others];
         let mut bell = BellDocument::new("m", "me", "ring".to_owned());
         calls.iter().for_each(|call| call.tell(&mut bell));
         let named = |names: &[&str]| names.iter().map(|name| Slot::of_instance(name)).collect::<BTreeSet<_>>();
-        assert_eq!((bell.turns, bell.work, bell.list), (named(&["a", "c"]), named(&["b"]), true));
+        assert_eq!((bell.turns, bell.work), (named(&["a", "c"]), named(&["b"])));
+        assert_eq!((bell.help, bell.list), (named(&["d"]), true));
     }
 
     #[tokio::test(start_paused = true)]

@@ -82,6 +82,13 @@ impl View {
         })
     }
 
+    /// Where this process, `me`, stands among those that run the same activities, and how many they are.
+    pub(super) fn place_of_worker(&self, me: &str, tags: &Tags) -> (usize, usize) {
+        let peers = self.others.iter().filter(|other| other.work.as_ref().is_some_and(|stand| stand.need == *tags));
+        let (before, after): (Vec<_>, Vec<_>) = peers.partition(|other| other.member.as_str() < me);
+        (before.len(), before.len() + after.len() + 1)
+    }
+
     /// The one whose worker owns sessions as `owner`.
     pub(super) fn owner(&self, owner: &str) -> Option<&MemberDocument> {
         self.others.iter().find(|member| member.owners.iter().any(|id| id == owner))

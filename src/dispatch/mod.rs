@@ -11,6 +11,7 @@ mod lane;
 pub(crate) mod leases;
 mod members;
 mod memory;
+mod pace;
 mod parcel;
 mod poll;
 mod queue;
@@ -31,13 +32,15 @@ use crate::{
 };
 use asked::Asked;
 use azure_core::http::Etag;
+use duroxide::Event;
 use held::Held;
 use members::Fleet;
+use pace::Pace;
 use queue::{Offer, Queue, Weight};
 use recent::Recent;
 use serde_json::Value;
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     sync::{atomic::AtomicBool, Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -60,6 +63,8 @@ pub(crate) struct OrchestrationHint {
     pub(crate) seen: Vec<(DocumentId, Millis)>,
     /// There may be messages that this process doesn't know: the turn asks for them.
     pub(crate) ask: bool,
+    /// It is about nothing but activities that have ended: others may go with them.
+    can_wait: bool,
 }
 
 /// More messages than that, or larger ones, are asked for rather than kept.
@@ -70,7 +75,7 @@ const MAX_SEEN: usize = 200;
 
 impl OrchestrationHint {
     fn new(partition: Partition, starts: bool) -> Self {
-        Self { partition, starts, pinned: None, messages: Vec::new(), seen: Vec::new(), ask: true }
+        Self { partition, starts, pinned: None, messages: Vec::new(), seen: Vec::new(), ask: true, can_wait: false }
     }
 
     /// A message that this process has put into the queue. One whose ETag is not known is asked for.
@@ -102,6 +107,7 @@ impl OrchestrationHint {
         // What was learnt of the instance may be of one that was deleted since: the next attempt learns it again.
         self.pinned = news.pinned;
         self.ask |= news.ask;
+        self.can_wait &= news.can_wait;
         self.seen.extend(news.seen);
         self.messages.extend(news.messages);
         if self.messages.len() > MAX_KEPT_MESSAGES {
@@ -157,6 +163,7 @@ pub(crate) struct Dispatch {
     recent: Recent,
     asked: Asked,
     held: Held,
+    pace: Pace,
     under_way: UnderWay,
     /// When somebody here last took something.
     took: Mutex<Option<Instant>>,
@@ -178,6 +185,7 @@ impl Dispatch {
             recent: Recent::default(),
             asked: Asked::default(),
             held: Held::default(),
+            pace: Pace::default(),
             under_way: UnderWay::default(),
             took: Mutex::default(),
             clock: config.clock().clone(),
@@ -198,10 +206,14 @@ impl Dispatch {
         const PLENTY: usize = 25;
         match queue {
             poll::Queue::Turns => self.turns.has_ready(PLENTY, now, |hint| hint.pinned.is_none()),
-            poll::Queue::Work => {
-                self.work.has_ready(PLENTY, now, |hint| self.held.by_another(hint, None, now).is_none())
-            }
+            poll::Queue::Work => self.has_work(PLENTY, now),
         }
+    }
+
+    /// Whether there are so many hints of activities that all workers are busy with. One that waits has found nothing among them.
+    fn has_work(&self, count: usize, now: Millis) -> bool {
+        let is_free = |hint: &WorkHint| self.held.by_another(hint, None, now).is_none();
+        self.fleet.idle_workers() == 0 && self.work.has_ready(count, now, is_free)
     }
 
     /// The name to put on what this process puts into the queue of turns and takes itself, if it does.
@@ -217,6 +229,22 @@ impl Dispatch {
         }
         let (seq, due) = (message.seq.clone(), message.due);
         self.offer_turn(OrchestrationHint::of_message(message, etag), seq, due, true);
+    }
+
+    /// The end of an activity is in the queue: as [`offer_message`](Self::offer_message), but it waits for others of its instance.
+    fn offer_completion(&self, message: MessageDocument, etag: Option<Etag>) {
+        let waits_until = self.pace.waits_until(&message.instance_id, self.clock.now());
+        let (seq, due) = (message.seq.clone(), message.due.max(waits_until.unwrap_or(0)));
+        let hint = OrchestrationHint { can_wait: true, ..OrchestrationHint::of_message(message, etag) };
+        self.offer_turn(hint, seq, due, waits_until.is_none());
+    }
+
+    /// Somebody wants what is there now: the ends of activities of this instance wait for no others.
+    fn waits_no_longer(&self, partition: &Partition) {
+        if self.turns.peek(partition, |hint| hint.can_wait) == Some(true) {
+            let hint = OrchestrationHint { ask: false, ..OrchestrationHint::new(partition.clone(), false) };
+            self.offer_turn(hint, String::new(), 0, true);
+        }
     }
 
     /// A turn was handed out at `now` for a hint: what the hint knows of and was not due yet keeps its place in the queue.
@@ -252,9 +280,23 @@ impl Dispatch {
         self.work.offer(offer, self.clock.now(), |old, new| *old = new);
     }
 
+    /// Activities of an instance have ended elsewhere: there is nothing to take of them.
+    pub(crate) fn work_ended(&self, partition: &Partition, ids: &BTreeSet<DocumentId>) {
+        if !ids.is_empty() {
+            self.work.forget(|hint| &hint.document.instance_id == partition && ids.contains(&hint.document.id));
+        }
+    }
+
     /// A turn of this process has ended: what came for its instance in the meantime can be tried.
     pub(crate) fn turn_ended(&self, partition: &Partition) {
         self.turns.set_free(partition, self.clock.now());
+    }
+
+    /// A turn of this process was committed, and its history is this now, if that is known. What came meanwhile can be tried.
+    pub(crate) fn turn_committed(&self, partition: &Partition, history: Option<&[Event]>) {
+        let now = self.clock.now();
+        let waits_until = self.pace.turn_ended(partition, history.map_or(0, pace::open), now);
+        self.turns.set_free_from(partition, now, |hint| if hint.can_wait { waits_until } else { 0 });
     }
 
     /// A turn of this process has consumed these messages.
@@ -327,8 +369,14 @@ pub(crate) async fn message_written(
     let elsewhere = knows.is_some_and(|knows| dispatch.fleet.view().is_alive(knows));
     if dispatch.fleet.takes_turns() && !elsewhere {
         dispatch.offer_message(message, etag);
-    } else if message.due <= engine.now() {
+        return;
+    }
+    if message.due <= engine.now() {
         bell::call_runners(engine, Slot::of(&message.instance_id), None, knows).await;
+    }
+    if dispatch.fleet.takes_turns() && !knows.is_some_and(|knows| dispatch.fleet.view().is_alive(knows)) {
+        // It had left, as the ring has shown.
+        dispatch.offer_message(message, etag);
     }
 }
 
@@ -341,7 +389,7 @@ pub(crate) fn completion_written(
 ) {
     let (engine_too, knows) = (engine.clone(), knows.map(ToOwned::to_owned));
     if knows.is_none() && engine.dispatch.fleet.takes_turns() {
-        engine.dispatch.offer_message(message, etag);
+        engine.dispatch.offer_completion(message, etag);
         return;
     }
     engine.spawn(async move { message_written(&engine_too, message, etag, knows.as_deref()).await });
@@ -353,7 +401,7 @@ pub(crate) async fn work_written(engine: &Arc<Engine>, document: WorkDocument) {
     if engine.dispatch.fleet.takes_work(tag.as_deref()) {
         engine.dispatch.offer_work(document);
     } else {
-        bell::call_workers(engine, slot, tag.as_deref(), 1).await;
+        bell::call_worker(engine, slot, tag.as_deref()).await;
     }
 }
 
@@ -371,7 +419,7 @@ pub(crate) fn announce(
     offset: usize,
 ) {
     let dispatch = &engine.dispatch;
-    let mut elsewhere: BTreeSet<Option<String>> = BTreeSet::new();
+    let mut elsewhere: BTreeMap<Option<String>, usize> = BTreeMap::new();
     let mut here = 0;
     for (index, operation) in operations.iter().enumerate() {
         let (Operation::Create { document } | Operation::Upsert { document }) = operation else { continue };
@@ -386,7 +434,7 @@ pub(crate) fn announce(
                     here += 1;
                     dispatch.offer_work(work);
                 } else {
-                    elsewhere.insert(work.tag);
+                    *elsewhere.entry(work.tag).or_default() += 1;
                 }
             }
             Some(kind::MESSAGE) => {
@@ -399,8 +447,9 @@ pub(crate) fn announce(
     call_for_help(engine, Slot::of(partition), here, elsewhere);
 }
 
-/// Calls those who run what nobody here runs, and some others where it is more than those here can do soon.
-fn call_for_help(engine: &Arc<Engine>, slot: Slot, here: usize, elsewhere: BTreeSet<Option<String>>) {
+/// Calls those who run what nobody here runs, and some others where it is more than those can do soon; `elsewhere` has how many
+/// activities of each tag there are.
+fn call_for_help(engine: &Arc<Engine>, slot: Slot, here: usize, elsewhere: BTreeMap<Option<String>, usize>) {
     /// So many activities are worth one who helps.
     const WORTH: usize = 16;
     const MOST: usize = 8;
@@ -411,11 +460,15 @@ fn call_for_help(engine: &Arc<Engine>, slot: Slot, here: usize, elsewhere: BTree
     }
     let engine_too = engine.clone();
     engine.spawn(async move {
-        for tag in elsewhere {
-            bell::call_workers(&engine_too, slot, tag.as_deref(), 1).await;
+        for (tag, count) in elsewhere {
+            bell::call_worker(&engine_too, slot, tag.as_deref()).await;
+            let helpers = (count / WORTH).min(MOST);
+            if helpers > 0 {
+                bell::call_helpers(&engine_too, slot, tag.as_deref(), 1, helpers).await;
+            }
         }
         if helpers > 0 {
-            bell::call_workers(&engine_too, slot, None, helpers).await;
+            bell::call_helpers(&engine_too, slot, None, 0, helpers).await;
         }
     });
 }

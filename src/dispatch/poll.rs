@@ -31,8 +31,9 @@ const MOST_PAGES: usize = 8;
 /// Activities that are looked at for each worker that waits: others may be faster.
 const WORK_EACH: usize = 2;
 const MOST_WORK: usize = 32;
-/// Of activities that others are busy with, as many are seen, and some of them taken.
+/// Of activities that others have too many of, as many are seen, and so many taken at most.
 const HELP: usize = 100;
+const HELP_EACH: usize = 32;
 
 /// Which queue is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -129,27 +130,11 @@ pub(super) async fn work(
     rest: &mut Rest,
 ) -> Result<Found, StoreError> {
     let now = engine.now();
-    let idle = engine.dispatch.fleet.idle_workers().max(1);
-    let helps = !look.named.is_empty();
-    let room = if helps { HELP } else { (idle * WORK_EACH).min(MOST_WORK) };
-    // Who helps will be back soon: with something to do for all its workers it need not look for each.
-    let share = engine.dispatch.fleet.workers().max(idle) * WORK_EACH;
-    let page = u32::try_from(room).unwrap_or(PAGE);
-    let statement = with_tags(with_slots(queries::DUE_WORK.statement(), look, page), tags).bind("@until", now);
-    let (documents, full) = rows::<WorkDocument>(engine, look, statement)?.at_least(room).await?;
-    let mut documents: Vec<WorkDocument> = documents.into_iter().filter_map(|Lenient(read)| read).collect();
-    if helps {
-        // Those that help are many, and all see the same: each takes some of it.
-        engine.config.randomness().shuffle(&mut documents);
-    }
+    let room = (engine.dispatch.fleet.idle_workers().max(1) * WORK_EACH).min(MOST_WORK);
+    let (documents, full) = whole(engine, look, tags, queries::DUE_WORK.statement(), room).await?;
     let (view, mut found) = (engine.dispatch.fleet.view(), Found { more: full, ..Found::default() });
     for document in documents {
-        if helps && found.news >= share {
-            found.more = true;
-            break;
-        }
-        let row = Row::of(&document);
-        found.note(offer_work(engine, look, &view, &row, Some(document)));
+        found.note(offer_work(engine, look, &view, &Row::of(&document), Some(document)));
     }
     debug!(?found, queue = "work", "looked");
     if found.news > 0 || !full {
@@ -158,6 +143,50 @@ pub(super) async fn work(
     let statement = || with_tags(with_slots(queries::DUE_WORK_ROWS.statement(), look, NEXT_PAGE), tags);
     let all = || rows(engine, look, statement().bind("@until", now));
     follow(engine, look, all()?, all, rest).await
+}
+
+/// Looks for activities that others have too many of, from the end that they come to last. Those who help are many and see the
+/// same: each takes what falls to it, and where that is nothing, some of it.
+pub(super) async fn help(engine: &Arc<Engine>, look: &Look<'_>, tags: &Tags) -> Result<Found, StoreError> {
+    let fleet = &engine.dispatch.fleet;
+    let (view, share) = (fleet.view(), fleet.workers().max(1) * WORK_EACH);
+    let (documents, full) = whole(engine, look, tags, queries::LAST_WORK.statement(), HELP).await?;
+    let mut found = Found { more: full, ..Found::default() };
+    let (position, members) = view.place_of_worker(fleet.me(), tags);
+    let (mine, mut others): (Vec<_>, Vec<_>) =
+        documents.into_iter().partition(|document| falls_to(&document.id, members) == position);
+    engine.config.randomness().shuffle(&mut others);
+    for document in mine.into_iter().chain(others) {
+        let is_mine = falls_to(&document.id, members) == position;
+        if found.news >= HELP_EACH || (!is_mine && found.news >= share) {
+            found.more = true;
+            break;
+        }
+        found.note(offer_work(engine, look, &view, &Row::of(&document), Some(document)));
+    }
+    debug!(?found, queue = "help", "looked");
+    Ok(found)
+}
+
+/// Which of so many an activity falls to.
+fn falls_to(id: &DocumentId, members: usize) -> usize {
+    // Activities that were scheduled together have numbers that follow each other.
+    let number = WorkDocument::identity(id).map_or_else(|| id.as_str().len() as u64, |(_, activity)| activity);
+    usize::try_from(number % members.max(1) as u64).unwrap_or(0)
+}
+
+/// Activities with all that a claim needs: so many, and whether there are more.
+async fn whole(
+    engine: &Arc<Engine>,
+    look: &Look<'_>,
+    tags: &Tags,
+    statement: Statement,
+    room: usize,
+) -> Result<(Vec<WorkDocument>, bool), StoreError> {
+    let page = u32::try_from(room).unwrap_or(PAGE);
+    let statement = with_tags(with_slots(statement, look, page), tags).bind("@until", engine.now());
+    let (documents, full) = rows::<WorkDocument>(engine, look, statement)?.at_least(room).await?;
+    Ok((documents.into_iter().filter_map(|Lenient(read)| read).collect(), full))
 }
 
 /// Looks for everything that somebody here can take, in both queues, by one question.
@@ -302,6 +331,9 @@ impl Row {
 fn offer_turn(engine: &Engine, look: &Look<'_>, view: &View, row: Row) -> Standing {
     let (dispatch, now) = (&engine.dispatch, engine.now());
     let known = dispatch.turns.peek(&row.instance_id, |hint| hint.knows(&row.id));
+    if look.eager && known == Some(true) && row.due <= now {
+        dispatch.waits_no_longer(&row.instance_id);
+    }
     // What a turn of ours has, or had a moment ago, is not news.
     let news = known != Some(true) && !dispatch.recent.is_taken(&row.instance_id, &row.id, now);
     if !news {

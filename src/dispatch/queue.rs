@@ -161,12 +161,17 @@ impl<K: Clone + Eq + Hash + Ord, H: Weight> Queue<K, H> {
 
     /// A key is free again: hints that came in the meantime can be tried.
     pub(super) fn set_free(&self, key: &K, now: Millis) {
+        self.set_free_from(key, now, |_| 0);
+    }
+
+    /// A key is free again: a hint that came in the meantime can be tried when `from` says.
+    pub(super) fn set_free_from(&self, key: &K, now: Millis, from: impl Fn(&H) -> Millis) {
         {
             let mut inner = self.lock();
             inner.busy.remove(key);
             // What an attempt said about coming back was about this process's own hold on it.
             if let Some(mut entry) = inner.remove(key) {
-                entry.not_before = 0;
+                entry.not_before = from(&entry.hint);
                 inner.insert(key.clone(), entry, now);
             }
         }
@@ -190,6 +195,21 @@ impl<K: Clone + Eq + Hash + Ord, H: Weight> Queue<K, H> {
         let mut inner = self.lock();
         inner.promote(now);
         inner.ready.len()
+    }
+
+    /// Changes every hint.
+    pub(super) fn change_all(&self, mut change: impl FnMut(&mut H)) {
+        self.lock().entries.values_mut().for_each(|entry| change(&mut entry.hint));
+    }
+
+    /// Forgets such hints.
+    pub(super) fn forget(&self, such: impl Fn(&H) -> bool) {
+        let mut inner = self.lock();
+        let gone: Vec<K> =
+            inner.entries.iter().filter(|(_, entry)| such(&entry.hint)).map(|(key, _)| key.clone()).collect();
+        for key in gone {
+            inner.remove(&key);
+        }
     }
 
     /// Forgets everything: nobody here takes any of it.

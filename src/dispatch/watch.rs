@@ -47,6 +47,8 @@ const OVERWRITTEN: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_secs(1);
 /// What a renewal may take: whatever else is to be done waits for it.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// A queue with plenty at hand is looked at again then.
+const PUT_OFF: Duration = Duration::from_millis(40);
 /// Where so much was found, some of it is taken before there is more looking.
 const ENOUGH: usize = 100;
 /// Under load chores may be late by so much.
@@ -68,7 +70,16 @@ struct Errand {
     what: Where,
     /// How often it was looked at in vain.
     tries: usize,
+    /// Something was left to others meanwhile.
+    young: bool,
     rests: Rests,
+}
+
+/// An errand that has not been run.
+fn errand_at(queue: Queue, at: Instant, what: Where) -> Errand {
+    // A ring that leads to nothing is looked after again; whatever else there is was there before.
+    let tries = if matches!(what, Where::Named(_)) { 0 } else { AGAIN.len() };
+    Errand { queue, at, what, tries, young: false, rests: Rests::new() }
 }
 
 /// Where to look.
@@ -77,13 +88,15 @@ enum Where {
     Ours,
     /// What a bell has named.
     Named(BTreeSet<Slot>),
+    /// Where others have more than they can do soon.
+    Help(BTreeSet<Slot>),
 }
 
 impl Where {
     /// What it means in a physical partition: the slots to ask for, and those among them that a bell has named. `ours` are the
     /// slots that this process looks after.
     fn within(&self, physical: &Physical, ours: SlotRange) -> Option<(SlotRange, Vec<Slot>)> {
-        let Self::Named(named) = self else {
+        let (Self::Named(named) | Self::Help(named)) = self else {
             return ours.overlaps(physical.slots).then_some((ours, Vec::new()));
         };
         let named: Vec<Slot> = named.iter().copied().filter(|slot| physical.slots.contains(*slot)).collect();
@@ -124,6 +137,8 @@ pub(super) struct Watch {
     turn: usize,
     /// The last ring that was heard, from whom and when.
     heard: Option<(String, String, Instant)>,
+    /// The others have not been told yet that this process is there.
+    is_new: bool,
     /// Those of sweeps.
     rests: BTreeMap<(usize, Queue), Rest>,
 }
@@ -148,6 +163,7 @@ impl Watch {
             partitions_at: None,
             turn: 0,
             heard: None,
+            is_new: false,
             rests: BTreeMap::new(),
         }
     }
@@ -172,7 +188,7 @@ impl Watch {
 
     fn look_at_ours(&mut self, at: Instant) {
         for queue in [Queue::Turns, Queue::Work] {
-            self.push(Errand { queue, at, what: Where::Ours, tries: AGAIN.len(), rests: Rests::new() });
+            self.push(errand_at(queue, at, Where::Ours));
         }
     }
 
@@ -191,16 +207,33 @@ impl Watch {
             (errand.at, errand.tries) = (errand.at.min(at), 0);
             return;
         }
-        self.push(Errand { queue, at, what: Where::Named(slots), tries: 0, rests: Rests::new() });
+        self.push(errand_at(queue, at, Where::Named(slots)));
+    }
+
+    /// Helps where a bell says, and where it was to help before.
+    fn help(&mut self, at: Instant, mut slots: BTreeSet<Slot>) {
+        if slots.is_empty() {
+            return;
+        }
+        self.errands.retain(|errand| match &errand.what {
+            Where::Help(others) => {
+                slots.extend(others);
+                false
+            }
+            _ => true,
+        });
+        self.push(errand_at(Queue::Work, at, Where::Help(slots)));
     }
 
     /// Of errands to everything in a queue one is enough.
     fn push(&mut self, mut errand: Errand) {
         let is_same = |other: &Errand| other.queue == errand.queue && matches!(other.what, Where::Ours);
-        if matches!(errand.what, Where::Ours) {
-            let soonest = self.errands.iter().filter(|other| is_same(other)).map(|other| other.at).min();
-            self.errands.retain(|other| !is_same(other));
-            errand.at = soonest.map_or(errand.at, |soonest| soonest.min(errand.at));
+        let same = self.errands.iter().position(is_same).filter(|_| matches!(errand.what, Where::Ours));
+        if let Some(other) = same.map(|at| self.errands.swap_remove(at)) {
+            errand.at = errand.at.min(other.at);
+            errand.young |= other.young;
+            // It goes on from there.
+            errand.rests = if errand.rests.is_empty() { other.rests } else { errand.rests };
         }
         self.errands.push(errand);
     }
@@ -231,6 +264,7 @@ impl Watch {
             return Ok(());
         }
         self.begin(engine);
+        self.put_off(engine);
         let outcome = match self.due(Instant::now()) {
             None => return Ok(()),
             Some(Chore::Renew) => self.renew(engine).await,
@@ -250,17 +284,34 @@ impl Watch {
         outcome
     }
 
+    /// Errands to a queue with plenty at hand wait, and keep nothing else from being done.
+    fn put_off(&mut self, engine: &Engine) {
+        let (dispatch, now) = (&engine.dispatch, engine.now());
+        for errand in self.errands.iter_mut().filter(|errand| errand.at <= Instant::now()) {
+            let has_plenty = match errand.what {
+                // Who helps takes no more from others than it needs.
+                Where::Help(_) => dispatch.has_work(dispatch.fleet.workers() * 2 + 1, now),
+                _ => dispatch.has_plenty(errand.queue, now),
+            };
+            if has_plenty {
+                errand.at = Instant::now() + PUT_OFF;
+            }
+        }
+    }
+
     async fn renew(&mut self, engine: &Arc<Engine>) -> Result<(), StoreError> {
         let fleet = &engine.dispatch.fleet;
         self.renewal = Some(Instant::now() + PAUSE * 2);
-        let first = !fleet.is_member();
+        self.is_new |= !fleet.is_member();
         let changed = fleet.renew(engine, Deadline::after(PATIENCE)).await?;
         let jitter = 0.9 + engine.config.randomness().fraction() / 5.0;
         self.renewal = Some(Instant::now() + super::members::LIST.mul_f64(jitter));
         if changed {
+            // Those are other slots.
+            self.errands.iter_mut().for_each(|errand| errand.rests.clear());
             self.look_at_ours(Instant::now());
         }
-        if changed && first {
+        if std::mem::take(&mut self.is_new) {
             let engine_too = engine.clone();
             engine.spawn(async move { bell::tell_others(&engine_too).await });
         }
@@ -285,7 +336,14 @@ impl Watch {
         if bell.from == me || self.heard.as_ref().is_some_and(|(ring, ..)| *ring == bell.ring) {
             return Ok(());
         }
-        debug!(from = bell.from, turns = bell.turns.len(), work = bell.work.len(), list = bell.list, "heard the bell");
+        debug!(
+            from = bell.from,
+            turns = bell.turns.len(),
+            work = bell.work.len(),
+            help = bell.help.len(),
+            list = bell.list,
+            "heard the bell"
+        );
         let other = |(_, from, at): &(String, String, Instant)| *from != bell.from && at.elapsed() < OVERWRITTEN;
         let perhaps_more = self.heard.as_ref().is_some_and(other);
         self.heard = Some((bell.ring, bell.from, now));
@@ -294,6 +352,7 @@ impl Watch {
         }
         self.look_at_named(Queue::Turns, now, bell.turns);
         self.look_at_named(Queue::Work, now, bell.work);
+        self.help(now, bell.help);
         if perhaps_more {
             self.look_at_ours(now);
         }
@@ -302,10 +361,6 @@ impl Watch {
 
     /// Looks where an errand says.
     async fn run(&mut self, engine: &Arc<Engine>, mut errand: Errand) -> Result<(), StoreError> {
-        if engine.dispatch.has_plenty(errand.queue, engine.now()) {
-            self.push(Errand { at: Instant::now() + BUSY_BELL, ..errand });
-            return Ok(());
-        }
         let looked = self.look(engine, &mut errand).await;
         let now = Instant::now();
         let found = match looked {
@@ -317,23 +372,25 @@ impl Watch {
                 return Err(error);
             }
         };
+        errand.young |= found.young > 0;
         if found.more {
             let pause = if found.news > 0 { Duration::from_millis(5) } else { BUSY_BELL };
             self.push(Errand { at: now + pause, tries: AGAIN.len(), ..errand });
         } else if found.news == 0 && errand.tries < AGAIN.len() {
             let (at, tries) = (now + AGAIN[errand.tries], errand.tries + 1);
             self.push(Errand { at, tries, rests: Rests::new(), ..errand });
-        } else if found.young > 0 {
+        } else if errand.young {
             // Left to others: if they don't take it, it is ours.
-            let (at, what) = (now + Duration::from_millis(poll::GRACE), Where::Ours);
-            self.push(Errand { at, what, tries: AGAIN.len(), rests: Rests::new(), ..errand });
+            self.push(errand_at(errand.queue, now + Duration::from_millis(poll::GRACE), Where::Ours));
         }
         Ok(())
     }
 
     /// A partition that can't be asked hides none of the others.
     async fn look(&mut self, engine: &Arc<Engine>, errand: &mut Errand) -> Result<Looked, StoreError> {
-        self.know_partitions(engine).await?;
+        if self.know_partitions(engine).await? {
+            errand.rests.clear();
+        }
         let fleet = &engine.dispatch.fleet;
         let (view, tags) = (fleet.view(), fleet.tags());
         let ours = match errand.queue {
@@ -348,6 +405,9 @@ impl Watch {
             match (errand.queue, &tags) {
                 (Queue::Turns, _) if fleet.takes_turns() => {
                     looked.add(poll::turns(engine, &Look { ahead: millis(AHEAD.0), ..look }, rest).await);
+                }
+                (Queue::Work, Some(tags)) if matches!(errand.what, Where::Help(_)) => {
+                    looked.add(poll::help(engine, &look, tags).await);
                 }
                 (Queue::Work, Some(tags)) => looked.add(poll::work(engine, &look, tags, rest).await),
                 _ => return Ok(looked),
@@ -395,22 +455,27 @@ impl Watch {
         Ok(())
     }
 
-    /// The physical partitions, asked for now and then.
-    async fn know_partitions(&mut self, engine: &Engine) -> Result<(), StoreError> {
+    /// The physical partitions, asked for now and then. Whether they are others than before.
+    async fn know_partitions(&mut self, engine: &Engine) -> Result<bool, StoreError> {
         if self.partitions_at.is_some_and(|at| at.elapsed() < PARTITIONS) {
-            return Ok(());
+            return Ok(false);
         }
-        let ranges = engine.store.physical_partitions(engine.deadline()).await?;
+        let ranges = match engine.store.physical_partitions(Deadline::after(PATIENCE)).await {
+            Ok(ranges) => ranges,
+            Err(_) if !self.partitions.is_empty() => return Ok(false),
+            Err(error) => return Err(error),
+        };
         let physical = |range: FeedRange| Physical { slots: SlotRange::of_feed_range(&range), range };
         let partitions: Vec<Physical> = ranges.into_iter().map(physical).collect();
-        if partitions.len() != self.partitions.len() {
+        let are_others = partitions.len() != self.partitions.len();
+        if are_others {
             self.rests.clear();
             self.errands.iter_mut().for_each(|errand| errand.rests.clear());
             self.turn = (engine.config.randomness().fraction() * partitions.len() as f64) as usize;
         }
         self.partitions = partitions;
         self.partitions_at = Some(Instant::now());
-        Ok(())
+        Ok(are_others)
     }
 }
 

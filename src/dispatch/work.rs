@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     engine::Engine,
-    model::{Millis, Slot, Tags},
+    model::{Millis, Slot, Tags, WorkDocument},
     store::{Deadline, StoreError},
     turn::open::claim_time,
     work::{
@@ -19,7 +19,7 @@ use crate::{
     },
 };
 use duroxide::providers::{ProviderError, SessionFetchConfig, TagFilter, WorkItem};
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 type Work = (WorkItem, String, u32);
 
@@ -93,6 +93,9 @@ impl Order for WorkOrder<'_> {
         match self.claim(engine, &hint).await {
             Ok(Claimed::Work(taken, _)) => {
                 work.set_free(&key, engine.now());
+                if let Some((execution, activity)) = WorkDocument::identity(&hint.document.id) {
+                    engine.reads.activity_starts(&hint.document.instance_id, execution, activity);
+                }
                 return Ok(Some(*taken));
             }
             Ok(Claimed::Gone) => work.set_free(&key, engine.now()),
@@ -140,13 +143,27 @@ impl WorkOrder<'_> {
     }
 }
 
-/// The process whose worker owns the session is told that there is something for it, unless it was or that is this one.
-fn tell(engine: &Arc<Engine>, hint: WorkHint, owner: String) -> WorkHint {
-    if hint.told.as_ref() != Some(&owner) {
-        let (engine_too, slot, owner) = (engine.clone(), Slot::of(&hint.document.instance_id), owner.clone());
-        engine.spawn(async move { bell::call_owner(&engine_too, slot, &owner).await });
+/// The process whose worker owns the session is told that there is something for it, unless it was or that is this one: of all
+/// activities of the session that are known here.
+fn tell(engine: &Arc<Engine>, mut hint: WorkHint, owner: String) -> WorkHint {
+    let (session, mut slots) = (hint.document.session_id.clone(), BTreeSet::new());
+    let mut tell = |hint: &mut WorkHint| {
+        if hint.document.session_id == session && hint.told.as_ref() != Some(&owner) {
+            hint.told = Some(owner.clone());
+            slots.insert(Slot::of(&hint.document.instance_id));
+        }
+    };
+    tell(&mut hint);
+    engine.dispatch.work.change_all(tell);
+    if !slots.is_empty() {
+        let engine_too = engine.clone();
+        engine.spawn(async move {
+            for slot in slots {
+                bell::call_owner(&engine_too, slot, &owner).await;
+            }
+        });
     }
-    WorkHint { told: Some(owner), ..hint }
+    hint
 }
 
 fn put_back(engine: &Engine, key: String, mut hint: WorkHint, seq: String, due: Millis) {

@@ -161,6 +161,9 @@ pub(crate) struct BellDocument {
     pub(crate) turns: BTreeSet<Slot>,
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(crate) work: BTreeSet<Slot>,
+    /// Where there are more activities than those who know of them can run soon.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub(crate) help: BTreeSet<Slot>,
     /// Somebody has come or gone.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) list: bool,
@@ -185,6 +188,7 @@ impl BellDocument {
             from: from.to_owned(),
             turns: BTreeSet::new(),
             work: BTreeSet::new(),
+            help: BTreeSet::new(),
             list: false,
         }
     }

@@ -168,6 +168,15 @@ pub(crate) const DUE_WORK: QueryText = QueryText {
            ORDER BY c.due",
 };
 
+/// The same, newest first, for those who help: who knows of them takes the oldest. Index: `due`, `type`, `tag`.
+pub(crate) const LAST_WORK: QueryText = QueryText {
+    name: "last_work",
+    text: "SELECT * FROM c WHERE c.due <= @until AND c.type = 'work' \
+           AND (NOT IS_DEFINED(c.slot) OR (c.slot >= @from AND c.slot < @to)) \
+           AND (@any = true OR (@untagged = true AND NOT IS_DEFINED(c.tag)) OR ARRAY_CONTAINS(@tags, c.tag)) \
+           ORDER BY c.due DESC",
+};
+
 /// The same without what a claim needs, for those behind many that can't be taken. Index: `due`, `type`, `tag`.
 pub(crate) const DUE_WORK_ROWS: QueryText = QueryText {
     name: "due_work_rows",
@@ -287,6 +296,7 @@ pub(crate) const ALL: &[QueryText] = &[
     DUE,
     DUE_TURNS,
     DUE_WORK,
+    LAST_WORK,
     DUE_WORK_ROWS,
     MEMBERS,
     DUE_INTENTS,

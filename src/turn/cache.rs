@@ -164,12 +164,14 @@ impl InstanceCache {
     }
 
     /// What is known is not current, unless `holds` is true of it: the next read asks.
-    pub(crate) fn doubt_unless(&self, partition: &Partition, holds: impl FnOnce(&Known) -> bool) {
+    pub(crate) fn doubt_unless(&self, partition: &Partition, holds: impl FnOnce(&Known) -> bool) -> bool {
         let mut entries = self.lock();
-        if !entries.by_partition.get(partition).is_some_and(|(_, known)| holds(known)) {
+        let doubts = !entries.by_partition.get(partition).is_some_and(|(_, known)| holds(known));
+        if doubts {
             entries.absent.remove(partition);
             entries.seen.remove(partition);
         }
+        doubts
     }
 
     pub(crate) fn forget(&self, partition: &Partition) {

@@ -376,7 +376,9 @@ async fn after_commit(engine: &Arc<Engine>, handle: &TurnHandle, state: &TurnSta
     } else {
         engine.cache.forget(&handle.partition);
     }
-    engine.dispatch.turn_ended(&handle.partition);
+    let contents = engine.cache.get(&handle.partition).and_then(|known| known.contents);
+    let history = contents.as_ref().map(|contents| contents.history.as_slice());
+    engine.dispatch.turn_committed(&handle.partition, history);
     outbox::deliver_soon(engine, plan.intents).await;
     for activity in foreign_cancellations {
         cancel_foreign(engine, &activity).await;

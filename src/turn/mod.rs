@@ -20,6 +20,7 @@ pub(crate) mod open;
 mod park;
 pub(crate) mod plan;
 pub(crate) mod read;
+pub(crate) mod reads;
 pub(crate) mod release;
 pub(crate) mod staging;
 

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     dispatch::OrchestrationHint,
     engine::Engine,
-    model::{clock::millis, item, InstanceDocument, KvDocument, Lock, MessageDocument},
+    model::{clock::millis, item, DocumentId, InstanceDocument, KvDocument, Lock, MessageDocument, WorkDocument},
     store::{batch, BatchOutcome, Deadline, Operation, StoreError, Versioned, WriteOutcome},
 };
 use duroxide::{
@@ -21,7 +21,7 @@ use duroxide::{
     EventKind,
 };
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::Arc,
     time::Duration,
 };
@@ -330,6 +330,7 @@ fn hand_out(engine: &Arc<Engine>, hint: &OrchestrationHint, ours: Ours, ready: R
     if let Some(error) = &unreadable {
         warn!(instance_id = partition.instance_id(), error, "the history or a message can't be read");
     }
+    engine.dispatch.work_ended(partition, &ended(hint, &taken, &items));
     let item = OrchestrationItem {
         instance: partition.instance_id().unwrap_or_default().to_owned(),
         orchestration_name: name.clone(),
@@ -356,6 +357,21 @@ fn hand_out(engine: &Arc<Engine>, hint: &OrchestrationHint, ours: Ours, ready: R
         engine.dispatch.offer_rest(partition);
     }
     Claimed::Turn(Box::new((item, token, attempts)))
+}
+
+/// The activities that have ended, as the messages of a turn say, where others may have run some of them.
+fn ended(hint: &OrchestrationHint, taken: &[Versioned<MessageDocument>], items: &[WorkItem]) -> BTreeSet<DocumentId> {
+    let ours: BTreeSet<&DocumentId> = hint.messages.iter().map(|message| &message.document.id).collect();
+    if taken.iter().all(|message| ours.contains(&message.document.id)) {
+        return BTreeSet::new();
+    }
+    let ended = items.iter().filter_map(|item| match item {
+        WorkItem::ActivityCompleted { execution_id, id, .. } | WorkItem::ActivityFailed { execution_id, id, .. } => {
+            Some(WorkDocument::scheduled_id(*execution_id, *id))
+        }
+        _ => None,
+    });
+    ended.collect()
 }
 
 /// Counts this attempt: the claims that each message has seen since it became visible.

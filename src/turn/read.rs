@@ -13,6 +13,7 @@ use crate::{
 use azure_core::http::Etag;
 use duroxide::Event;
 use std::sync::Arc;
+use tokio::time::Instant;
 
 /// The instance's document, with a turn that was left half-way rolled forward and a deleted instance not there.
 pub(crate) async fn instance(
@@ -51,9 +52,15 @@ pub(crate) async fn latest(
     partition: &Partition,
     deadline: Deadline,
 ) -> Result<Result<Vec<Event>, String>, StoreError> {
+    let (cache, allowed) = (&engine.cache, engine.reads.allowed(partition, engine.config.read_staleness()));
     if let Some(events) = held_here(engine, partition) {
         return Ok(Ok(events));
     }
+    let reading = engine.reads.join(partition, allowed, deadline).await?;
+    if let Some(events) = reading.events(cache, partition) {
+        return Ok(Ok(events));
+    }
+    let asked = Instant::now();
     let Some(found) = instance(engine, partition, deadline).await? else { return Ok(Ok(Vec::new())) };
     if let Some(events) = cached(engine, partition, &found.etag) {
         return Ok(Ok(events));
@@ -62,6 +69,7 @@ pub(crate) async fn latest(
     let events = load::events(documents);
     if let Ok((events, bytes)) = &events {
         keep(engine, partition, found, events, *bytes);
+        reading.note(cache, partition, asked, events, *bytes);
     }
     Ok(events.map(|(events, _)| events))
 }

@@ -188,7 +188,9 @@ async fn open(
     if let Some((execution, id)) = identity {
         // The turn that scheduled it is there. What is known from before must not be what the activity is told about it.
         let knows = |known: &Known| known.document.execution == execution && known.document.events.contains(id);
-        engine.cache.doubt_unless(&document.instance_id, knows);
+        if engine.cache.doubt_unless(&document.instance_id, knows) {
+            engine.reads.doubt(&document.instance_id);
+        }
     }
     let attempts = document.attempts;
     let partition = document.instance_id.clone();
