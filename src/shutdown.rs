@@ -21,14 +21,18 @@ const CONCURRENCY: usize = 16;
 pub(crate) async fn shut_down(engine: &Arc<Engine>, limit: Duration) -> bool {
     engine.stopping.cancel();
     let deadline = Deadline::after(limit);
-    let leaving = async {
-        let left = is_given_back(dispatch::leave(engine, deadline).await);
+    let giving_back = async {
         let turns = give_turns_back(engine, deadline).await;
         let work = give_work_back(engine, deadline).await;
         let sessions = is_given_back(session::give_all_back(engine, deadline).await);
+        turns && work && sessions
+    };
+    let leaving = async {
+        // Beside each other: where the fleet's partition does not answer, what is held lies elsewhere.
+        let (left, given_back) = tokio::join!(dispatch::leave(engine, deadline), giving_back);
         engine.tasks.close();
         engine.tasks.wait().await;
-        left && turns && work && sessions
+        is_given_back(left) && given_back
     };
     tokio::time::timeout_at(deadline.instant(), leaving).await.unwrap_or_else(|_| {
         warn!(?limit, "the time was up before everything was given back: the rest expires");

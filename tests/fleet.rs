@@ -7,7 +7,7 @@ mod scene;
 
 use duroxide::providers::{DispatcherCapabilityFilter, Provider, SemverRange, SessionFetchConfig, TagFilter, WorkItem};
 use duroxide_cosmos::{Clock, CosmosDBProvider, CosmosDBProviderConfig, LeaseProvider, Place, Slot, SlotRange};
-use duroxide_cosmos_emulator::{RequestKind, WireAction, WireRule};
+use duroxide_cosmos_emulator::{RequestKind, WireAction, WireRequest, WireRule};
 use scene::*;
 use serde_json::Value;
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
@@ -465,4 +465,71 @@ async fn dispatchers_that_take_different_things_in_one_process_are_told_of_both(
     let requests = scene.account.stats_of("worker").items().requests - settled;
     assert!(requests < 150, "{requests} requests for three activities");
     worker.die();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_ring_that_another_overwrites_before_it_is_heard_is_not_lost() {
+    let scene = Scene::new(1);
+    let (send, mut got) = mpsc::unbounded_channel();
+    let a = Member::begin(&scene, "a", no_sweeps(), turns(), &send).await;
+    members(&scene, |members| are_shared(members, "turns", 1)).await;
+    let clients = [
+        scene.provider_with("first", no_sweeps()).await,
+        scene.provider_with("second", no_sweeps()).await,
+        scene.provider_with("third", no_sweeps()).await,
+    ];
+    // Nothing is heard until all have rung.
+    let is_bell = |request: &WireRequest<'_>| request.document_id == Some("bell") && request.method == "GET";
+    let deaf = scene.account.wire().add(WireRule::new(WireAction::FailConnection).client("a").matching(is_bell));
+    let mut started = BTreeSet::new();
+    for (n, client) in clients.iter().enumerate() {
+        let from = 80 * n as u64;
+        let instance = instance_in((from, from + 1), "i");
+        client.enqueue_for_orchestrator(start(&instance), None).await.unwrap();
+        started.insert(instance);
+    }
+    deaf.remove();
+    let taken: BTreeSet<String> = [next(&mut got).await.1, next(&mut got).await.1, next(&mut got).await.1].into();
+    assert_eq!(taken, started);
+    a.die();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_cant_read_who_is_there_hears_the_bell_all_the_same() {
+    let scene = Scene::new(1);
+    let (send, mut got) = mpsc::unbounded_channel();
+    let a = Member::begin(&scene, "a", no_sweeps(), turns(), &send).await;
+    members(&scene, |members| are_shared(members, "turns", 1)).await;
+    let client = scene.provider_with("client", no_sweeps()).await;
+    let silence = WireRule::new(WireAction::FailConnection).client("a");
+    let silence = scene.account.wire().add(silence.matching(|request| goes_to(request, "$d:fleet")));
+    let failing = async {
+        while silence.hits() == 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, failing).await.expect("it tries to read who is there");
+    for instance in ["i", "j"] {
+        client.enqueue_for_orchestrator(start(instance), None).await.unwrap();
+        assert_eq!(next(&mut got).await.1, instance);
+    }
+    a.die();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_has_more_activities_of_a_tag_than_it_can_run_calls_those_who_run_that_tag() {
+    let scene = Scene::new(1);
+    let (send, mut got) = mpsc::unbounded_channel();
+    let gpu = || TagFilter::tags(["gpu"]);
+    let other = Member::begin(&scene, "other", no_sweeps(), work(gpu()), &send).await;
+    let plain = Member::begin(&scene, "plain", no_sweeps(), work(TagFilter::DefaultOnly), &send).await;
+    members(&scene, |members| members.len() == 2).await;
+    // It runs such activities itself, and nobody there has time.
+    let busy = scene.provider_with("busy", no_sweeps()).await;
+    assert!(busy.fetch_work_item(LONG, NOW, None, &gpu()).await.unwrap().is_none());
+    let many = (2..42).map(|id| activity_with("i", id, None, Some("gpu"))).collect();
+    begin(&busy, "i", many, Vec::new()).await;
+    assert_eq!(next(&mut got).await.0, "other");
+    other.die();
+    plain.die();
 }

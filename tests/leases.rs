@@ -9,7 +9,10 @@ use duroxide::providers::{
 use duroxide::EventKind;
 use duroxide_cosmos_emulator::{Gate, RequestKind, WireAction, WireRule};
 use scene::*;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 const INSTANCE: &str = "i";
 /// A lock that a slow answer uses most of.
@@ -93,6 +96,28 @@ async fn shutting_down_ends_in_an_outage_too_and_says_that_not_everything_was_gi
     scene.account.wire().add(WireRule::new(WireAction::FailConnection).client("a"));
     let ended = tokio::time::timeout(PATIENCE, a.shutdown_within(Duration::from_millis(300))).await;
     assert!(!ended.expect("it ends by itself"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn shutting_down_gives_back_what_is_held_although_a_look_gets_no_answer() {
+    let scene = Scene::new(1);
+    let a = Arc::new(scene.provider("a").await);
+    begin(a.as_ref(), INSTANCE, vec![activity(INSTANCE, 2)], Vec::new()).await;
+    next_work(a.as_ref(), LONG).await;
+    let (looks, fleet) = (Gate::new(), Gate::new());
+    let hold = |gate: &Gate| WireRule::new(WireAction::HoldBefore(gate.clone())).on(RequestKind::Query).client("a");
+    scene.account.wire().add(hold(&looks).matching(|request| request.partition_range.is_some()));
+    scene.account.wire().add(hold(&fleet).matching(|request| goes_to(request, "$d:fleet")));
+    scene.account.wire().add(WireRule::new(WireAction::Delay(Duration::from_millis(20))).client("a"));
+    let waiting = tokio::spawn({
+        let a = a.clone();
+        async move { a.fetch_orchestration_item(LONG, PATIENCE, None).await }
+    });
+    looks.reached().await;
+    a.shutdown_within(Duration::from_secs(2)).await;
+    let work = scene.of_kind(INSTANCE, "work").await;
+    assert!(work[0].get("lock").is_none_or(serde_json::Value::is_null), "{work:?}");
+    assert!(waiting.await.unwrap().unwrap().is_none());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -43,9 +43,21 @@ impl Held {
 
     /// Who owns the session of an activity, if that is known to be another than `owner`.
     pub(super) fn by_another(&self, hint: &WorkHint, owner: Option<&str>, now: Millis) -> Option<String> {
+        self.look(hint, owner, now, ToOwned::to_owned)
+    }
+
+    /// What `look` says of the one who owns the session of an activity, if that is known to be another than `owner`: without a
+    /// copy of its name, since thousands of activities may be looked at for every one that is taken.
+    pub(super) fn look<R>(
+        &self,
+        hint: &WorkHint,
+        owner: Option<&str>,
+        now: Millis,
+        look: impl FnOnce(&str) -> R,
+    ) -> Option<R> {
         let (session, held) = (hint.document.session_id.as_ref()?, self.lock());
         let hold = held.get(session).filter(|hold| hold.until > now)?;
-        (owner != Some(hold.owner.as_str())).then(|| hold.owner.clone())
+        (owner != Some(hold.owner.as_str())).then(|| look(&hold.owner))
     }
 
     /// A poll shows an activity of this session free.

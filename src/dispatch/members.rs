@@ -233,26 +233,22 @@ impl Fleet {
         self.takes_turns().then(|| self.me.clone())
     }
 
-    /// Reads who is there, and writes this process's own document where it is new, has changed or is due. Whether something has
-    /// changed for this process.
-    pub(super) async fn renew(&self, engine: &Engine, deadline: Deadline) -> Result<bool, StoreError> {
-        let first = self.written().is_none();
-        if first {
+    /// Reads who is there, and writes this process's own document where it is new, has changed or is due.
+    pub(super) async fn renew(&self, engine: &Engine, deadline: Deadline) -> Result<(), StoreError> {
+        if self.written().is_none() {
             let bell = BellDocument::new(&self.me, &self.me, engine.new_token());
             engine.store.upsert(&bell.instance_id, &bell.id, &bell, None, deadline).await?;
             self.write(engine, self.document(), deadline).await?;
         }
-        let before = self.view();
         // Who can't read who is there is there all the same.
         let listed = self.list(engine, deadline).await;
-        let (document, view) = (self.document(), self.view());
+        let document = self.document();
         // Those who ring go by what is written there.
         let is_current = |(written, at): &(MemberDocument, Instant)| *written == document && at.elapsed() < RENEWAL;
         if !self.written().as_ref().is_some_and(is_current) {
             self.write(engine, document, deadline).await?;
         }
-        listed?;
-        Ok(first || before.turns != view.turns || before.work != view.work)
+        listed
     }
 
     /// The bell is not there: others have taken this process for dead, after an hour of silence. It begins anew.

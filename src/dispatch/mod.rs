@@ -63,8 +63,10 @@ pub(crate) struct OrchestrationHint {
     pub(crate) seen: Vec<(DocumentId, Millis)>,
     /// There may be messages that this process doesn't know: the turn asks for them.
     pub(crate) ask: bool,
-    /// It is about nothing but activities that have ended: others may go with them.
-    can_wait: bool,
+    /// It tells of activities that have ended: more of them may go with the same turn.
+    ends: bool,
+    /// When the first is due of whatever else it tells of.
+    others: Option<Millis>,
 }
 
 /// More messages than that, or larger ones, are asked for rather than kept.
@@ -75,7 +77,8 @@ const MAX_SEEN: usize = 200;
 
 impl OrchestrationHint {
     fn new(partition: Partition, starts: bool) -> Self {
-        Self { partition, starts, pinned: None, messages: Vec::new(), seen: Vec::new(), ask: true, can_wait: false }
+        let (messages, seen) = (Vec::new(), Vec::new());
+        Self { partition, starts, pinned: None, messages, seen, ask: true, ends: false, others: None }
     }
 
     /// A message that this process has put into the queue. One whose ETag is not known is asked for.
@@ -101,13 +104,19 @@ impl OrchestrationHint {
         self.messages.iter().map(|message| &message.document.id).chain(self.seen.iter().map(|(id, _)| id))
     }
 
+    /// Whether nothing else that it tells of is due by then, so that the ends of activities may wait.
+    fn can_wait_until(&self, until: Millis) -> bool {
+        self.others.is_none_or(|others| others > until)
+    }
+
     /// News about the same instance.
     fn merge(&mut self, news: Self) {
         self.starts |= news.starts;
         // What was learnt of the instance may be of one that was deleted since: the next attempt learns it again.
         self.pinned = news.pinned;
         self.ask |= news.ask;
-        self.can_wait &= news.can_wait;
+        self.ends |= news.ends;
+        self.others = self.others.into_iter().chain(news.others).min();
         self.seen.extend(news.seen);
         self.messages.extend(news.messages);
         if self.messages.len() > MAX_KEPT_MESSAGES {
@@ -212,8 +221,15 @@ impl Dispatch {
 
     /// Whether there are so many hints of activities that all workers are busy with. One that waits has found nothing among them.
     fn has_work(&self, count: usize, now: Millis) -> bool {
-        let is_free = |hint: &WorkHint| self.held.by_another(hint, None, now).is_none();
+        let is_free = |hint: &WorkHint| self.held.look(hint, None, now, |_| ()).is_none();
         self.fleet.idle_workers() == 0 && self.work.has_ready(count, now, is_free)
+    }
+
+    /// How many activities with this tag wait here that anybody could run, counted up to `most`.
+    fn waiting_work(&self, most: usize, tag: Option<&str>) -> usize {
+        // With what is bound to a session others are no help.
+        let such = |hint: &WorkHint| hint.document.tag.as_deref() == tag && hint.document.session_id.is_none();
+        self.work.count_ready(most, self.clock.now(), such)
     }
 
     /// The name to put on what this process puts into the queue of turns and takes itself, if it does.
@@ -233,15 +249,18 @@ impl Dispatch {
 
     /// The end of an activity is in the queue: as [`offer_message`](Self::offer_message), but it waits for others of its instance.
     fn offer_completion(&self, message: MessageDocument, etag: Option<Etag>) {
-        let waits_until = self.pace.waits_until(&message.instance_id, self.clock.now());
+        // Not past a timer: the activity has ended before it, and must not come after it.
+        let waits =
+            |until: &Millis| self.turns.peek(&message.instance_id, |hint| hint.can_wait_until(*until)).unwrap_or(true);
+        let waits_until = self.pace.waits_until(&message.instance_id, self.clock.now()).filter(waits);
         let (seq, due) = (message.seq.clone(), message.due.max(waits_until.unwrap_or(0)));
-        let hint = OrchestrationHint { can_wait: true, ..OrchestrationHint::of_message(message, etag) };
+        let hint = OrchestrationHint { ends: true, ..OrchestrationHint::of_message(message, etag) };
         self.offer_turn(hint, seq, due, waits_until.is_none());
     }
 
     /// Somebody wants what is there now: the ends of activities of this instance wait for no others.
     fn waits_no_longer(&self, partition: &Partition) {
-        if self.turns.peek(partition, |hint| hint.can_wait) == Some(true) {
+        if self.turns.peek(partition, |hint| hint.ends) == Some(true) {
             let hint = OrchestrationHint { ask: false, ..OrchestrationHint::new(partition.clone(), false) };
             self.offer_turn(hint, String::new(), 0, true);
         }
@@ -265,9 +284,17 @@ impl Dispatch {
         self.offer_turn(OrchestrationHint::new(partition.clone(), false), String::new(), self.clock.now(), true);
     }
 
-    fn offer_turn(&self, hint: OrchestrationHint, seq: String, due: Millis, urgent: bool) {
+    fn offer_turn(&self, mut hint: OrchestrationHint, seq: String, due: Millis, urgent: bool) {
+        let now = self.clock.now();
+        if !hint.ends {
+            hint.others = Some(due);
+        }
+        // The ends of activities wait for each other only.
+        let ends_wait = !hint.can_wait_until(now + pace::LONGEST)
+            && self.turns.peek(&hint.partition, |hint| hint.ends) == Some(true);
+        let (due, urgent) = if ends_wait { (due.min(now), true) } else { (due, urgent) };
         let offer = Offer { key: hint.partition.clone(), hint, seq, due, urgent };
-        self.turns.offer(offer, self.clock.now(), OrchestrationHint::merge);
+        self.turns.offer(offer, now, OrchestrationHint::merge);
     }
 
     /// An activity is in the queue, or will be at its time. It is kept where somebody here runs such.
@@ -296,7 +323,8 @@ impl Dispatch {
     pub(crate) fn turn_committed(&self, partition: &Partition, history: Option<&[Event]>) {
         let now = self.clock.now();
         let waits_until = self.pace.turn_ended(partition, history.map_or(0, pace::open), now);
-        self.turns.set_free_from(partition, now, |hint| if hint.can_wait { waits_until } else { 0 });
+        let waits = |hint: &OrchestrationHint| hint.ends && hint.can_wait_until(waits_until);
+        self.turns.set_free_from(partition, now, |hint| if waits(hint) { waits_until } else { 0 });
     }
 
     /// A turn of this process has consumed these messages.
@@ -420,7 +448,7 @@ pub(crate) fn announce(
 ) {
     let dispatch = &engine.dispatch;
     let mut elsewhere: BTreeMap<Option<String>, usize> = BTreeMap::new();
-    let mut here = 0;
+    let mut here: BTreeSet<Option<String>> = BTreeSet::new();
     for (index, operation) in operations.iter().enumerate() {
         let (Operation::Create { document } | Operation::Upsert { document }) = operation else { continue };
         match document.get("type").and_then(Value::as_str) {
@@ -431,7 +459,7 @@ pub(crate) fn announce(
                     continue;
                 }
                 if dispatch.fleet.takes_work(work.tag.as_deref()) {
-                    here += 1;
+                    here.insert(work.tag.clone());
                     dispatch.offer_work(work);
                 } else {
                     *elsewhere.entry(work.tag).or_default() += 1;
@@ -447,28 +475,36 @@ pub(crate) fn announce(
     call_for_help(engine, Slot::of(partition), here, elsewhere);
 }
 
-/// Calls those who run what nobody here runs, and some others where it is more than those can do soon; `elsewhere` has how many
-/// activities of each tag there are.
-fn call_for_help(engine: &Arc<Engine>, slot: Slot, here: usize, elsewhere: BTreeMap<Option<String>, usize>) {
+/// Calls those who run what nobody here runs, and some others where it is more than those can do soon. `here` has the tags of
+/// what this process runs, `elsewhere` how many activities of each other tag there are.
+fn call_for_help(
+    engine: &Arc<Engine>,
+    slot: Slot,
+    here: BTreeSet<Option<String>>,
+    elsewhere: BTreeMap<Option<String>, usize>,
+) {
     /// So many activities are worth one who helps.
     const WORTH: usize = 16;
     const MOST: usize = 8;
-    let backlog = if here > 0 { engine.dispatch.work.ready(engine.now()) } else { 0 };
-    let helpers = (backlog / WORTH).min(MOST);
-    if elsewhere.is_empty() && helpers == 0 {
+    let helpers = |count: usize| (count / WORTH).min(MOST);
+    let waiting = |tag: &Option<String>| engine.dispatch.waiting_work(WORTH * MOST, tag.as_deref());
+    // For each tag, how many are called to run it, and how many to help them.
+    let here = here.into_iter().map(|tag| (waiting(&tag), tag)).map(|(count, tag)| (tag, 0, helpers(count)));
+    let elsewhere = elsewhere.into_iter().map(|(tag, count)| (tag, 1, helpers(count)));
+    let mut calls: Vec<(Option<String>, usize, usize)> = here.chain(elsewhere).collect();
+    calls.retain(|(_, first, most)| first + most > 0);
+    if calls.is_empty() {
         return;
     }
     let engine_too = engine.clone();
     engine.spawn(async move {
-        for (tag, count) in elsewhere {
-            bell::call_worker(&engine_too, slot, tag.as_deref()).await;
-            let helpers = (count / WORTH).min(MOST);
-            if helpers > 0 {
-                bell::call_helpers(&engine_too, slot, tag.as_deref(), 1, helpers).await;
+        for (tag, first, most) in calls {
+            if first > 0 {
+                bell::call_worker(&engine_too, slot, tag.as_deref()).await;
             }
-        }
-        if helpers > 0 {
-            bell::call_helpers(&engine_too, slot, None, 0, helpers).await;
+            if most > 0 {
+                bell::call_helpers(&engine_too, slot, tag.as_deref(), first, most).await;
+            }
         }
     });
 }
@@ -536,5 +572,58 @@ mod tests {
         assert!(!dispatch.has_plenty(poll::Queue::Turns, now));
         (100..200).for_each(|n| dispatch.offer_message(message(n), Some(Etag::from("etag"))));
         assert!(dispatch.has_plenty(poll::Queue::Turns, now));
+    }
+
+    /// A dispatcher whose instance has many activities under way, so that their ends wait.
+    fn paced(partition: &Partition) -> (Dispatch, Millis) {
+        let dispatch = Dispatch::new(&CosmosDBProviderConfig::default().with_clock(Clock::from_fn(|| 1_000_000)));
+        dispatch.fleet.asks_for_turns(None);
+        let now = dispatch.clock.now();
+        dispatch.pace.turn_ended(partition, 100, now);
+        (dispatch, now)
+    }
+
+    /// Whether the instance can have a turn after so many milliseconds, and not before.
+    fn is_ready_after(dispatch: &Dispatch, partition: &Partition, now: Millis, wait: Millis) -> bool {
+        let take = |at: Millis| dispatch.turns.take(at, at, |key, _| key == partition).is_some();
+        (wait == 0 || !take(now + wait - 1)) && take(now + wait)
+    }
+
+    #[test]
+    fn the_ends_of_activities_wait_for_each_other_and_for_nothing_else() {
+        let due = |n: usize, due: Millis| MessageDocument { due, ..message(n) };
+        let (partition, etag) = (message(1).instance_id, || Some(Etag::from("etag")));
+        let (dispatch, now) = paced(&partition);
+        dispatch.offer_completion(message(1), etag());
+        assert!(is_ready_after(&dispatch, &partition, now, pace::LONGEST));
+
+        // A timer that is due meanwhile would come before the activity that has ended before it.
+        for (timer, wait) in
+            [(30, 0), (pace::LONGEST, 0), (pace::LONGEST + 1, pace::LONGEST), (3_600_000, pace::LONGEST)]
+        {
+            let (dispatch, now) = paced(&partition);
+            dispatch.offer_message(due(1, now + timer), etag());
+            dispatch.offer_completion(message(1), etag());
+            assert!(is_ready_after(&dispatch, &partition, now, wait), "a timer after {timer} ms");
+            let (dispatch, now) = paced(&partition);
+            dispatch.offer_completion(message(1), etag());
+            dispatch.offer_message(due(1, now + timer), etag());
+            assert!(is_ready_after(&dispatch, &partition, now, wait), "then a timer after {timer} ms");
+        }
+    }
+
+    #[test]
+    fn what_a_look_finds_besides_the_ends_of_activities_ends_their_wait() {
+        let partition = message(1).instance_id;
+        let look = |ends: bool| OrchestrationHint { ends, ..OrchestrationHint::new(partition.clone(), false) };
+        for (ends, wait) in [(true, pace::LONGEST), (false, 0)] {
+            let (dispatch, now) = paced(&partition);
+            // Both came while a turn was under way.
+            dispatch.turn_holds(&partition, now + 5_000);
+            dispatch.offer_completion(message(1), Some(Etag::from("etag")));
+            dispatch.turns.set_free_from(&partition, now, |_| now + pace::LONGEST);
+            dispatch.offer_turn(look(ends), String::new(), now - 10, false);
+            assert!(is_ready_after(&dispatch, &partition, now, wait), "{ends}");
+        }
     }
 }

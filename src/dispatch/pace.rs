@@ -10,7 +10,7 @@ use duroxide::{Event, EventKind};
 use std::sync::{Mutex, PoisonError};
 
 /// The longest wait.
-const LONGEST: Millis = 50;
+pub(super) const LONGEST: Millis = 50;
 
 /// Until when the ends of activities wait, for the last instances.
 #[derive(Default)]

@@ -9,7 +9,7 @@
 use super::{members::View, Dispatch, Offer, OrchestrationHint, WorkHint};
 use crate::{
     engine::Engine,
-    model::{kind, DocumentId, Millis, Partition, Slot, SlotRange, Tags, WorkDocument},
+    model::{kind, DocumentId, MessageDocument, Millis, Partition, Slot, SlotRange, Tags, WorkDocument},
     outbox,
     store::{queries, Lenient, Pages, Patience, Statement, StoreError},
 };
@@ -345,7 +345,8 @@ fn offer_turn(engine: &Engine, look: &Look<'_>, view: &View, row: Row) -> Standi
     // A half-finished instance may have no message; the claim looks after it.
     let seq = if row.kind == kind::INSTANCE { String::new() } else { row.seq };
     let due = row.due;
-    let mut hint = OrchestrationHint::new(row.instance_id, row.starts);
+    let ends = MessageDocument::is_completion(&row.id);
+    let mut hint = OrchestrationHint { ends, ..OrchestrationHint::new(row.instance_id, row.starts) };
     hint.seen.push((row.id, due));
     dispatch.offer_turn(hint, seq, due, false);
     // Another message for an instance that waits for its turn is no reason to look no further.

@@ -115,11 +115,16 @@ impl<K: Clone + Eq + Hash + Ord, H: Weight> Queue<K, H> {
 
     /// Whether so many hints that can be tried now are such.
     pub(super) fn has_ready(&self, count: usize, now: Millis, such: impl Fn(&H) -> bool) -> bool {
+        self.count_ready(count, now, such) == count
+    }
+
+    /// How many hints that can be tried now are such, counted up to `most`.
+    pub(super) fn count_ready(&self, most: usize, now: Millis, such: impl Fn(&H) -> bool) -> usize {
         let mut inner = self.lock();
         inner.promote(now);
         let inner = &*inner;
         let ready = inner.ready.iter().filter_map(|(_, key)| inner.entries.get(key));
-        ready.filter(|entry| such(&entry.hint)).take(count).count() == count
+        ready.filter(|entry| such(&entry.hint)).take(most).count()
     }
 
     /// Puts a hint back after an attempt that did not succeed, to be tried again at `not_before`, or earlier when the key
@@ -170,10 +175,9 @@ impl<K: Clone + Eq + Hash + Ord, H: Weight> Queue<K, H> {
             let mut inner = self.lock();
             inner.busy.remove(key);
             // What an attempt said about coming back was about this process's own hold on it.
-            if let Some(mut entry) = inner.remove(key) {
-                entry.not_before = from(&entry.hint);
-                inner.insert(key.clone(), entry, now);
-            }
+            let Some(mut entry) = inner.remove(key) else { return };
+            entry.not_before = from(&entry.hint);
+            inner.insert(key.clone(), entry, now);
         }
         self.changed.notify_waiters();
     }
@@ -191,6 +195,7 @@ impl<K: Clone + Eq + Hash + Ord, H: Weight> Queue<K, H> {
     }
 
     /// How many can be tried now.
+    #[cfg(test)]
     pub(super) fn ready(&self, now: Millis) -> usize {
         let mut inner = self.lock();
         inner.promote(now);

@@ -30,6 +30,8 @@ use tracing::{debug, warn};
 const JOIN_AFTER: Duration = Duration::from_millis(500);
 /// While there is something to do, the bell is looked at more often: replies come that way.
 const BUSY_BELL: Duration = Duration::from_millis(100);
+/// Where there is more, it is looked at so soon.
+const SOON: Duration = Duration::from_millis(5);
 const BUSY: Duration = Duration::from_secs(1);
 /// How often the list of physical partitions is asked for.
 const PARTITIONS: Duration = Duration::from_secs(60);
@@ -43,6 +45,8 @@ const SWEEP_AGAIN: Duration = Duration::from_millis(250);
 const AHEAD: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(120));
 /// Rings of two members within this time may have overwritten each other.
 const OVERWRITTEN: Duration = Duration::from_secs(5);
+/// Where there is no sign of that, what is looked after is looked at once after a ring, so much later.
+const OVERHEARD: Duration = Duration::from_secs(1);
 /// After a failure.
 const PAUSE: Duration = Duration::from_secs(1);
 /// What a renewal may take: whatever else is to be done waits for it.
@@ -78,8 +82,25 @@ struct Errand {
 /// An errand that has not been run.
 fn errand_at(queue: Queue, at: Instant, what: Where) -> Errand {
     // A ring that leads to nothing is looked after again; whatever else there is was there before.
-    let tries = if matches!(what, Where::Named(_)) { 0 } else { AGAIN.len() };
+    let tries = if matches!(what, Where::Ours) { AGAIN.len() } else { 0 };
     Errand { queue, at, what, tries, young: false, rests: Rests::new() }
+}
+
+impl Errand {
+    /// How soon to look again after this was found, and how often it was in vain by then; none where that is all.
+    fn again(&self, found: &Found) -> Option<(Duration, usize)> {
+        let in_vain = || AGAIN.get(self.tries).map(|pause| (*pause, self.tries + 1));
+        let helps = matches!(self.what, Where::Help(_));
+        match (found.more, found.news > 0) {
+            (true, true) if helps => Some((SOON, 0)),
+            (true, true) => Some((SOON, AGAIN.len())),
+            // All that others have too many of is known here, and can't be taken: a session is another's, or they come to it.
+            (true, false) if helps => in_vain(),
+            (true, false) => Some((BUSY_BELL, AGAIN.len())),
+            (false, false) if !helps => in_vain(),
+            (false, _) => None,
+        }
+    }
 }
 
 /// Where to look.
@@ -139,6 +160,8 @@ pub(super) struct Watch {
     heard: Option<(String, String, Instant)>,
     /// The others have not been told yet that this process is there.
     is_new: bool,
+    /// What it looked after when it last had a place among them.
+    ours: Option<(SlotRange, SlotRange)>,
     /// Those of sweeps.
     rests: BTreeMap<(usize, Queue), Rest>,
 }
@@ -164,6 +187,7 @@ impl Watch {
             turn: 0,
             heard: None,
             is_new: false,
+            ours: None,
             rests: BTreeMap::new(),
         }
     }
@@ -244,17 +268,12 @@ impl Watch {
         errands.chain(self.renewal).chain([self.bell, self.sweep]).min().unwrap_or_else(Instant::now)
     }
 
+    /// What has been due for longest: whatever takes long or fails again and again keeps nothing else from its turn.
     fn due(&self, now: Instant) -> Option<Chore> {
-        if let Some((at, _)) = self.errands.iter().enumerate().find(|(_, errand)| errand.at <= now) {
-            return Some(Chore::Errand(at));
-        }
-        if self.renewal.is_some_and(|at| at <= now) {
-            return Some(Chore::Renew);
-        }
-        if self.bell <= now {
-            return Some(Chore::Bell);
-        }
-        (self.sweep <= now).then_some(Chore::Sweep)
+        let errands = self.errands.iter().enumerate().map(|(index, errand)| (errand.at, Chore::Errand(index)));
+        let renewal = self.renewal.map(|at| (at, Chore::Renew));
+        let chores = errands.chain(renewal).chain([(self.bell, Chore::Bell), (self.sweep, Chore::Sweep)]);
+        chores.filter(|(at, _)| *at <= now).min_by_key(|(at, _)| *at).map(|(_, chore)| chore)
     }
 
     /// Does one thing that is due.
@@ -265,23 +284,35 @@ impl Watch {
         }
         self.begin(engine);
         self.put_off(engine);
-        let outcome = match self.due(Instant::now()) {
-            None => return Ok(()),
-            Some(Chore::Renew) => self.renew(engine).await,
-            Some(Chore::Bell) => self.listen(engine).await,
-            Some(Chore::Errand(at)) => {
+        let Some(chore) = self.due(Instant::now()) else { return Ok(()) };
+        // A renewal that arrived after this process has left would bring it back: it is waited for.
+        let only_reads = !matches!(chore, Chore::Renew);
+        tokio::select! {
+            biased;
+            () = engine.stopping.cancelled(), if only_reads => Ok(()),
+            outcome = self.carry_out(engine, chore) => outcome,
+        }
+    }
+
+    /// What fails is tried again after a pause, so that an outage is not made worse, and puts nothing else off.
+    async fn carry_out(&mut self, engine: &Arc<Engine>, chore: Chore) -> Result<(), StoreError> {
+        match chore {
+            Chore::Errand(at) => {
                 let errand = self.errands.swap_remove(at);
                 self.run(engine, errand).await
             }
-            Some(Chore::Sweep) => self.sweep(engine).await,
-        };
-        if outcome.is_err() {
-            // An outage is not made worse.
-            let later = Instant::now() + PAUSE;
-            self.bell = self.bell.max(later);
-            self.sweep = self.sweep.max(later);
+            Chore::Renew => self.renew(engine).await,
+            Chore::Bell => {
+                let heard = self.listen(engine).await;
+                self.bell = self.bell.max(pause_after(&heard));
+                heard
+            }
+            Chore::Sweep => {
+                let swept = self.sweep(engine).await;
+                self.sweep = self.sweep.max(pause_after(&swept));
+                swept
+            }
         }
-        outcome
     }
 
     /// Errands to a queue with plenty at hand wait, and keep nothing else from being done.
@@ -301,12 +332,15 @@ impl Watch {
 
     async fn renew(&mut self, engine: &Arc<Engine>) -> Result<(), StoreError> {
         let fleet = &engine.dispatch.fleet;
-        self.renewal = Some(Instant::now() + PAUSE * 2);
         self.is_new |= !fleet.is_member();
-        let changed = fleet.renew(engine, Deadline::after(PATIENCE)).await?;
+        let renewed = fleet.renew(engine, Deadline::after(PATIENCE)).await;
         let jitter = 0.9 + engine.config.randomness().fraction() / 5.0;
-        self.renewal = Some(Instant::now() + super::members::LIST.mul_f64(jitter));
-        if changed {
+        let pause = if renewed.is_ok() { super::members::LIST.mul_f64(jitter) } else { PAUSE * 2 };
+        self.renewal = Some(Instant::now() + pause);
+        renewed?;
+        let view = fleet.view();
+        // Somebody who rings may have listed before: what counts is what was looked at so far.
+        if self.ours.replace((view.turns, view.work)) != Some((view.turns, view.work)) {
             // Those are other slots.
             self.errands.iter_mut().for_each(|errand| errand.rests.clear());
             self.look_at_ours(Instant::now());
@@ -353,9 +387,8 @@ impl Watch {
         self.look_at_named(Queue::Turns, now, bell.turns);
         self.look_at_named(Queue::Work, now, bell.work);
         self.help(now, bell.help);
-        if perhaps_more {
-            self.look_at_ours(now);
-        }
+        // A ring that was overwritten before it was heard leaves no trace.
+        self.look_at_ours(if perhaps_more { now } else { now + OVERHEARD });
         Ok(())
     }
 
@@ -373,12 +406,10 @@ impl Watch {
             }
         };
         errand.young |= found.young > 0;
-        if found.more {
-            let pause = if found.news > 0 { Duration::from_millis(5) } else { BUSY_BELL };
-            self.push(Errand { at: now + pause, tries: AGAIN.len(), ..errand });
-        } else if found.news == 0 && errand.tries < AGAIN.len() {
-            let (at, tries) = (now + AGAIN[errand.tries], errand.tries + 1);
-            self.push(Errand { at, tries, rests: Rests::new(), ..errand });
+        if let Some((pause, tries)) = errand.again(&found) {
+            // What is not gone on with is asked for from the start.
+            let rests = if found.more { std::mem::take(&mut errand.rests) } else { Rests::new() };
+            self.push(Errand { at: now + pause, tries, rests, ..errand });
         } else if errand.young {
             // Left to others: if they don't take it, it is ours.
             self.push(errand_at(errand.queue, now + Duration::from_millis(poll::GRACE), Where::Ours));
@@ -479,6 +510,11 @@ impl Watch {
     }
 }
 
+/// When what came to this may be done again.
+fn pause_after(outcome: &Result<(), StoreError>) -> Instant {
+    Instant::now() + if outcome.is_ok() { Duration::ZERO } else { PAUSE }
+}
+
 /// The smallest range with all of these slots.
 fn around(slots: &[Slot]) -> SlotRange {
     let numbers = slots.iter().map(|slot| u16::from(slot.number()));
@@ -509,5 +545,59 @@ pub(super) fn work_off_if_overdue(engine: &Arc<Engine>) {
     let is_overdue = |watch: &Watch| watch.since.is_some() && watch.next() + OVERDUE <= Instant::now();
     if dispatch.watch.try_lock().is_ok_and(|watch| is_overdue(&watch)) {
         drop(work_off_apart(engine));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn found(news: usize, more: bool) -> Found {
+        Found { news, young: 0, more }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_has_been_due_for_longest_is_done_first_whatever_else_fails_again_and_again() {
+        let mut watch = Watch::new();
+        let now = Instant::now() + SECOND * 60;
+        (watch.renewal, watch.bell, watch.sweep) = (Some(now + SECOND), now - SECOND, now - SECOND * 2);
+        watch.push(errand_at(Queue::Turns, now - SECOND * 3, Where::Ours));
+        let mut done = Vec::new();
+        // Each of them fails, takes three seconds and is due again a second later, but for the renewal.
+        for step in 0..8 {
+            let now = now + SECOND * 3 * step;
+            let later = now + SECOND * 4;
+            match watch.due(now).unwrap() {
+                Chore::Errand(at) => watch.errands[at].at = later,
+                Chore::Renew => watch.renewal = Some(later + SECOND),
+                Chore::Bell => watch.bell = later,
+                Chore::Sweep => watch.sweep = later,
+            }
+            let names = [(watch.errands[0].at, 'e'), (watch.bell, 'b'), (watch.sweep, 's')];
+            done.push(names.into_iter().find(|(at, _)| *at == later).map_or('r', |(_, name)| name));
+        }
+        assert_eq!(done.iter().collect::<String>(), "esbresbr");
+        assert!(watch.due(Instant::now()).is_none());
+    }
+
+    #[test]
+    fn who_helps_ends_where_all_that_there_is_can_not_be_taken() {
+        let now = Instant::now();
+        let mut helps = errand_at(Queue::Work, now, Where::Help(BTreeSet::new()));
+        assert_eq!(helps.again(&found(3, true)), Some((SOON, 0)));
+        let mut looks = 1;
+        while let Some((_, tries)) = helps.again(&found(0, true)) {
+            helps.tries = tries;
+            looks += 1;
+        }
+        assert_eq!(looks, 1 + AGAIN.len());
+        assert_eq!(helps.again(&found(0, false)), None);
+        let named = errand_at(Queue::Work, now, Where::Named(BTreeSet::new()));
+        assert_eq!(named.again(&found(0, false)), Some((AGAIN[0], 1)), "a replica may lag");
+        assert_eq!(named.again(&found(0, true)), Some((BUSY_BELL, AGAIN.len())), "what is behind it may be for us");
+        let ours = errand_at(Queue::Work, now, Where::Ours);
+        assert_eq!(ours.again(&found(0, false)), None);
     }
 }

@@ -72,8 +72,7 @@ impl Order for WorkOrder<'_> {
             return false;
         }
         let Some(owner) = self.owner() else { return hint.document.session_id.is_none() };
-        let held = dispatch.held.by_another(hint, Some(owner), now);
-        held.is_none() || held != hint.told
+        dispatch.held.look(hint, Some(owner), now, |other| hint.told.as_deref() != Some(other)).unwrap_or(true)
     }
 
     /// A runtime that has as many sessions as it may asks with a session as soon as it has fewer: if it is told soon.

@@ -389,6 +389,16 @@ impl MessageDocument {
         format!("e:{token}")
     }
 
+    /// The key of the message that tells of the end of an activity, held under this token.
+    pub(crate) fn completion_key(token: &str) -> String {
+        format!("a:{token}")
+    }
+
+    /// Whether a message of this id tells of the end of an activity.
+    pub(crate) fn is_completion(id: &DocumentId) -> bool {
+        id.as_str().starts_with("m:a:")
+    }
+
     /// Whether a message of this id came from outside any turn or activity. Of all messages only such a one can be meant for
     /// a new instance of a name that is being deleted, and only such a one can be written again by a repeated request.
     pub(crate) fn is_from_outside(id: &DocumentId) -> bool {

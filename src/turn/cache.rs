@@ -38,15 +38,16 @@ pub(crate) struct Contents {
 impl Contents {
     /// Contents with their size in memory.
     pub(crate) fn new(
-        history: Vec<Event>,
+        history: impl Into<Arc<Vec<Event>>>,
         text: usize,
         kv: Option<BTreeMap<String, KvDocument>>,
         consumed: Marks,
     ) -> Self {
         // An event in memory takes about twice its text: the strings, and the struct around them.
+        let history = history.into();
         let values: usize = kv.iter().flat_map(BTreeMap::values).map(value_bytes).sum();
         let bytes = 2 * text + history.len() * std::mem::size_of::<Event>() + values + consumed.bytes();
-        Self { history: Arc::new(history), kv: kv.map(Arc::new), consumed: Arc::new(consumed), text, bytes }
+        Self { history, kv: kv.map(Arc::new), consumed: Arc::new(consumed), text, bytes }
     }
 }
 
@@ -110,16 +111,31 @@ impl InstanceCache {
     }
 
     pub(crate) fn put(&self, partition: &Partition, known: Known) {
+        self.lock().put(partition, known, self.limit);
+    }
+
+    /// The state that is known.
+    pub(crate) fn etag(&self, partition: &Partition) -> Option<Etag> {
+        self.lock().by_partition.get(partition).map(|(_, known)| known.etag.clone())
+    }
+
+    /// When what is known was last known to be current.
+    pub(crate) fn seen(&self, partition: &Partition) -> Option<Instant> {
+        self.lock().seen.get(partition).copied()
+    }
+
+    /// Adds what was read of this very state, unless another is known by now. It is no more current for that.
+    pub(crate) fn fill(&self, partition: &Partition, etag: &Etag, contents: Contents) {
         let mut entries = self.lock();
-        entries.remove(partition);
-        if size(&known) > self.limit {
-            return;
-        }
-        entries.insert(partition.clone(), known);
-        while entries.bytes > self.limit {
-            let Some(oldest) = entries.by_age.values().next().cloned() else { break };
-            entries.remove(&oldest);
-        }
+        let known = entries.by_partition.get(partition).map(|(_, known)| known).filter(|known| &known.etag == etag);
+        let Some(mut known) = known.cloned() else { return };
+        let seen = entries.seen.get(partition).copied();
+        known.contents = Some(contents);
+        entries.put(partition, known, self.limit);
+        match seen.filter(|_| entries.by_partition.contains_key(partition)) {
+            Some(seen) => entries.seen.insert(partition.clone(), seen),
+            None => entries.seen.remove(partition),
+        };
     }
 
     /// What was known to be current no longer ago than `staleness`; the inner nothing means that it was not there.
@@ -149,10 +165,7 @@ impl InstanceCache {
             Some(found) if Some(&found.etag) == before => {
                 entries.seen.insert(partition.clone(), Instant::now());
             }
-            Some(found) => {
-                drop(entries);
-                self.put(partition, found);
-            }
+            Some(found) => entries.put(partition, found, self.limit),
             None => {
                 entries.remove(partition);
                 if entries.absent.len() >= MAX_ABSENT {
@@ -184,6 +197,18 @@ impl InstanceCache {
 }
 
 impl Entries {
+    fn put(&mut self, partition: &Partition, known: Known, limit: usize) {
+        self.remove(partition);
+        if size(&known) > limit {
+            return;
+        }
+        self.insert(partition.clone(), known);
+        while self.bytes > limit {
+            let Some(oldest) = self.by_age.values().next().cloned() else { break };
+            self.remove(&oldest);
+        }
+    }
+
     fn insert(&mut self, partition: Partition, known: Known) {
         self.clock += 1;
         self.bytes += size(&known);
@@ -256,8 +281,24 @@ mod tests {
         for id in 1..=200 {
             grown = grown.after_turn(&[event(id)], 600, kv.clone(), &Marks::default());
         }
-        let whole = Contents::new((1..=200).map(event).collect(), 200 * 600, Some(kv), Marks::default());
+        let whole = Contents::new((1..=200).map(event).collect::<Vec<_>>(), 200 * 600, Some(kv), Marks::default());
         assert_eq!((grown.bytes, grown.history.len()), (whole.bytes, 200));
+    }
+
+    #[test]
+    fn what_was_read_of_a_state_is_not_put_over_another_and_makes_none_current() {
+        let (cache, a) = (InstanceCache::new(100_000), partition("a"));
+        let contents = || Contents::new(Vec::new(), 100, None, Marks::default());
+        let text = || cache.get(&a).unwrap().contents.map(|contents| contents.text);
+        cache.fill(&a, &Etag::from("e"), contents());
+        assert!(cache.get(&a).is_none(), "what was forgotten is not known again");
+        cache.put(&a, Known { contents: None, ..known(0) });
+        cache.fill(&a, &Etag::from("older"), contents());
+        assert_eq!(text(), None);
+        cache.doubt_unless(&a, |_| false);
+        cache.fill(&a, &Etag::from("e"), contents());
+        assert_eq!(text(), Some(100));
+        assert!(cache.fresh(&a, Duration::from_secs(60)).is_none());
     }
 
     #[test]

@@ -56,23 +56,28 @@ pub(crate) async fn latest(
     if let Some(events) = held_here(engine, partition) {
         return Ok(Ok(events));
     }
-    let reading = engine.reads.join(partition, allowed, deadline).await?;
+    let mut reading = engine.reads.join(partition, allowed, deadline).await?;
     if let Some(events) = reading.events(cache, partition) {
         return Ok(Ok(events));
     }
     let asked = Instant::now();
     let Some(found) = instance(engine, partition, deadline).await? else { return Ok(Ok(Vec::new())) };
-    if let Some(events) = cached(engine, partition, &found.etag) {
-        return Ok(Ok(events));
-    }
-    let documents = history(engine, partition, found.document.execution, deadline).await?;
-    let events = load::events(documents);
-    if let Ok((events, bytes)) = &events {
-        keep(engine, partition, found, events, *bytes);
-        reading.note(cache, partition, asked, events, *bytes);
-    }
-    Ok(events.map(|(events, _)| events))
+    let read = match cached(engine, partition, &found.etag) {
+        Some(read) => read,
+        None => match load::events(history(engine, partition, found.document.execution, deadline).await?) {
+            Ok((events, bytes)) => keep(engine, partition, &found, (Arc::new(events), bytes)),
+            Err(unreadable) => return Ok(Err(unreadable)),
+        },
+    };
+    let events = read.0.as_ref().clone();
+    // What was not asked for is older than the question.
+    let of = cache.seen(partition).map_or(asked, |seen| seen.min(asked));
+    reading.note(cache, partition, of, &found.etag, read);
+    Ok(Ok(events))
 }
+
+/// Events, and the size of their text.
+type Text = (Arc<Vec<Event>>, usize);
 
 /// While this process holds the lock, nobody else can commit: what it knows is what is there, as long as it is not
 /// committing itself. Then a client may have seen the new state already, and must not be shown the old one after it.
@@ -84,20 +89,20 @@ fn held_here(engine: &Engine, partition: &Partition) -> Option<Vec<Event>> {
     known.contents.filter(|_| held).map(|contents| contents.history.as_ref().clone())
 }
 
-fn cached(engine: &Engine, partition: &Partition, etag: &Etag) -> Option<Vec<Event>> {
+fn cached(engine: &Engine, partition: &Partition, etag: &Etag) -> Option<Text> {
     let known = engine.cache.get(partition).filter(|known| &known.etag == etag)?;
-    known.contents.map(|contents| contents.history.as_ref().clone())
+    known.contents.map(|contents| (contents.history, contents.text))
 }
 
 /// Keeps a history that was read. A commit between the two reads shows as events that the document doesn't know of.
-fn keep(engine: &Engine, partition: &Partition, found: Versioned<InstanceDocument>, events: &[Event], bytes: usize) {
-    let Versioned { document, etag } = found;
-    let same = document.events.len() == events.len() as u64
-        && events.iter().all(|event| document.events.contains(event.event_id));
+fn keep(engine: &Engine, partition: &Partition, found: &Versioned<InstanceDocument>, read: Text) -> Text {
+    let (noted, (events, bytes)) = (&found.document.events, &read);
+    let same = noted.len() == events.len() as u64 && events.iter().all(|event| noted.contains(event.event_id));
     if same {
-        let contents = Contents::new(events.to_vec(), bytes, None, Marks::default());
-        engine.cache.put(partition, Known { document, etag, contents: Some(contents) });
+        let contents = Contents::new(events.clone(), *bytes, None, Marks::default());
+        engine.cache.fill(partition, &found.etag, contents);
     }
+    read
 }
 
 /// The history documents of one execution.

@@ -6,7 +6,7 @@
 //! these stay for an execution.
 //!
 //! Invariant: a caller is never shown less than this process has seen: an answer is good only as long as the state that this process knows is
-//! the one that it knew when it had the answer.
+//! the one that it was read with. Who waited for a read that serves nobody else reads for itself, beside the others.
 
 use super::cache::InstanceCache;
 use crate::{
@@ -17,7 +17,10 @@ use azure_core::http::Etag;
 use dashmap::DashMap;
 use duroxide::Event;
 use std::{
-    sync::{Arc, PoisonError},
+    sync::{
+        atomic::{AtomicUsize, Ordering},
+        Arc, PoisonError,
+    },
     time::Duration,
 };
 use tokio::sync::{Mutex, OwnedMutexGuard};
@@ -25,25 +28,54 @@ use tokio::time::Instant;
 
 /// What an activity that starts wants to know of its orchestration does not change sooner.
 const NAME: Duration = Duration::from_secs(1);
-/// How often those are forgotten whose answers serve nobody any more, and with how many instances nothing more is kept.
+/// An activity that was handed out reads by then: what reads later is somebody else.
+const READS_WITHIN: Duration = Duration::from_millis(200);
+/// How often those are forgotten whose answers serve nobody any more.
 const SWEEP: Duration = Duration::from_secs(1);
-const MOST: usize = 1_024;
-/// Longer histories are not kept, so that all of them stay small beside the cache.
-const MOST_BYTES: usize = 64 * 1024;
+/// What all answers may take, by the text of their events; one counts for this much at least.
+const MOST_BYTES: usize = 16 << 20;
+const LEAST: usize = 1_024;
 
-/// A history as it was read.
+/// A read, and what came of it.
 pub(crate) struct Answer {
     /// When the read began.
-    asked: Instant,
-    /// The state that this process knew after it.
-    known: Option<Etag>,
-    events: Vec<Event>,
+    began: Instant,
+    /// Since when something else may be there.
+    of: Instant,
+    /// None where it serves nobody else.
+    history: Option<History>,
+}
+
+/// A history as it was read.
+struct History {
+    /// The state of the instance that it was read with.
+    etag: Etag,
+    events: Arc<Vec<Event>>,
+    _bytes: Bytes,
+}
+
+/// What an answer takes, as long as it is kept.
+struct Bytes(Arc<AtomicUsize>, usize);
+
+impl Bytes {
+    /// Room for so many, if there is.
+    fn of(all: &Arc<AtomicUsize>, bytes: usize) -> Option<Self> {
+        let bytes = Self(all.clone(), bytes.max(LEAST));
+        (all.fetch_add(bytes.1, Ordering::SeqCst) + bytes.1 <= MOST_BYTES).then_some(bytes)
+    }
+}
+
+impl Drop for Bytes {
+    fn drop(&mut self) {
+        self.0.fetch_sub(self.1, Ordering::SeqCst);
+    }
 }
 
 /// The last answer for each instance whose history is read.
 #[derive(Default)]
 pub(crate) struct Reads {
     entries: DashMap<Partition, Entry>,
+    bytes: Arc<AtomicUsize>,
     swept: std::sync::Mutex<Option<Instant>>,
 }
 
@@ -60,6 +92,8 @@ struct Started {
     /// The last event that scheduled one of them.
     last: u64,
     count: usize,
+    /// When the last of them was handed out.
+    at: Option<Instant>,
 }
 
 /// How old an answer may be.
@@ -72,10 +106,13 @@ pub(crate) struct Allowed {
 
 /// The turn of one who reads: it has the last answer, and room for the next.
 pub(crate) struct Reading {
-    answer: OwnedMutexGuard<Option<Answer>>,
+    /// None for one that reads beside others.
+    answer: Option<OwnedMutexGuard<Option<Answer>>>,
+    bytes: Arc<AtomicUsize>,
     allowed: Allowed,
-    /// Since when it waits.
+    /// Since when it waits, and when it began to read.
     since: Instant,
+    began: Instant,
 }
 
 impl Reads {
@@ -84,19 +121,21 @@ impl Reads {
         self.forget_old();
         let entry = self.entries.entry(partition.clone()).or_default();
         let mut started = entry.started.lock().unwrap_or_else(PoisonError::into_inner);
-        if started.execution != execution {
+        if started.execution != execution || !started.is_young() {
+            // Those that have not read by now never will.
             *started = Started { execution, ..Started::default() };
         }
         started.last = started.last.max(scheduled);
         started.count += 1;
+        started.at = Some(Instant::now());
     }
 
-    /// Somebody reads: how old the answer may be. One of the activities that were handed out is taken to be the one.
+    /// Somebody reads: how old the answer may be. One of the activities that were handed out a moment ago is taken to be the one.
     pub(crate) fn allowed(&self, partition: &Partition, staleness: Duration) -> Allowed {
-        let starts = self.entries.get(partition).and_then(|entry| {
+        let starts = self.entries.get(partition).filter(|_| !staleness.is_zero()).and_then(|entry| {
             let mut started = entry.started.lock().unwrap_or_else(PoisonError::into_inner);
             started.count = started.count.checked_sub(1)?;
-            Some((started.execution, started.last))
+            started.is_young().then_some((started.execution, started.last))
         });
         Allowed { staleness, starts }
     }
@@ -113,7 +152,8 @@ impl Reads {
         let answer = self.entries.entry(partition.clone()).or_default().answer.clone();
         let waited = tokio::time::timeout_at(deadline.instant(), answer.lock_owned()).await;
         let unavailable = |_| StoreError::Unavailable { detail: "a read of the same history does not end".to_owned() };
-        Ok(Reading { answer: waited.map_err(unavailable)?, allowed, since })
+        let (answer, began) = (Some(waited.map_err(unavailable)?), Instant::now());
+        Ok(Reading { answer, bytes: self.bytes.clone(), allowed, since, began })
     }
 
     /// What was read of this instance may be of before: it serves nobody.
@@ -125,44 +165,67 @@ impl Reads {
         let now = Instant::now();
         {
             let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
-            if swept.is_some_and(|swept| swept + SWEEP > now) && self.entries.len() < MOST {
+            if swept.is_some_and(|swept| swept + SWEEP > now) {
                 return;
             }
             *swept = Some(now);
         }
-        let serves = |answer: &Answer| answer.asked.elapsed() < NAME;
+        let serves = |answer: &Answer| answer.of.elapsed() < NAME;
         self.entries.retain(|_, Entry { answer, .. }| {
             Arc::strong_count(answer) > 1 || answer.try_lock().is_ok_and(|answer| answer.as_ref().is_some_and(serves))
         });
     }
 }
 
+impl Started {
+    fn is_young(&self) -> bool {
+        self.at.is_some_and(|at| at.elapsed() < READS_WITHIN)
+    }
+}
+
 impl Reading {
-    /// The history, if it may still be shown.
-    pub(crate) fn events(&self, cache: &InstanceCache, partition: &Partition) -> Option<Vec<Event>> {
-        let answer = self.answer.as_ref()?;
-        let Allowed { staleness, starts } = self.allowed;
-        let last = answer.events.last().map(|event| (event.execution_id, event.event_id));
-        let has_it = starts.zip(last).is_some_and(|(starts, last)| starts.0 == last.0 && starts.1 <= last.1);
-        let is_young = answer.asked.elapsed() < if has_it { staleness.max(NAME) } else { staleness };
-        // One that was asked for while this caller waited is as good as its own.
-        let is_mine = answer.asked >= self.since;
-        let is_current = cache.get(partition).map(|known| known.etag) == answer.known;
-        ((is_young || is_mine) && is_current).then(|| answer.events.clone())
+    /// The history, if it may still be shown. Where this caller has waited for one that may not, it waits for no other.
+    pub(crate) fn events(&mut self, cache: &InstanceCache, partition: &Partition) -> Option<Vec<Event>> {
+        let answer = self.answer.as_ref()?.as_ref()?;
+        // One that was begun while this caller waited is as good as its own.
+        let is_mine = answer.began >= self.since;
+        let shown = answer.history.as_ref().filter(|history| {
+            let is_current = cache.etag(partition).as_ref() == Some(&history.etag);
+            (is_mine || self.allowed.takes(answer.of, &history.events)) && is_current
+        });
+        let shown = shown.map(|history| history.events.as_ref().clone());
+        if is_mine && shown.is_none() {
+            self.answer = None;
+        }
+        shown
     }
 
-    /// A history of so many bytes was read, and this process knows now what it knows. Where it knows nothing, it could not tell
-    /// when it learns of something else.
+    /// A history, whose text has so many bytes, was read with this state of the instance, which was there at `of`. It serves
+    /// others if that is what this process still knows: otherwise it could not tell when it learns of something else.
     pub(crate) fn note(
-        mut self,
+        self,
         cache: &InstanceCache,
         partition: &Partition,
-        asked: Instant,
-        events: &[Event],
-        bytes: usize,
+        of: Instant,
+        etag: &Etag,
+        (events, bytes): (Arc<Vec<Event>>, usize),
     ) {
-        let known = cache.get(partition).map(|known| known.etag).filter(|_| bytes <= MOST_BYTES);
-        *self.answer = known.map(|etag| Answer { asked, known: Some(etag), events: events.to_vec() });
+        let Some(mut answer) = self.answer else { return };
+        // What is replaced takes no room any more.
+        *answer = None;
+        let is_current = cache.etag(partition).as_ref() == Some(etag);
+        let bytes = Bytes::of(&self.bytes, bytes).filter(|_| is_current);
+        let history = bytes.map(|bytes| History { etag: etag.clone(), events, _bytes: bytes });
+        *answer = Some(Answer { began: self.began, of, history });
+    }
+}
+
+impl Allowed {
+    /// Whether an answer may be shown that was true then.
+    fn takes(&self, of: Instant, events: &[Event]) -> bool {
+        let last = events.last().map(|event| (event.execution_id, event.event_id));
+        let has_it = self.starts.zip(last).is_some_and(|(starts, last)| starts.0 == last.0 && starts.1 <= last.1);
+        of.elapsed() < if has_it { self.staleness.max(NAME) } else { self.staleness }
     }
 }
 
@@ -187,8 +250,13 @@ mod tests {
             let kind = EventKind::OrchestrationCompleted { output: String::new() };
             let events = [Event::with_event_id(1, "i", 1, None, kind)];
             scene.know("old");
-            scene.join().await.note(&scene.cache, &scene.partition, Instant::now(), &events, 100);
+            scene.note(scene.join().await, "old", &events, 100);
             scene
+        }
+
+        fn note(&self, reading: Reading, etag: &'static str, events: &[Event], bytes: usize) {
+            let read = (Arc::new(events.to_vec()), bytes);
+            reading.note(&self.cache, &self.partition, Instant::now(), &Etag::from(etag), read);
         }
 
         fn know(&self, etag: &'static str) {
@@ -221,6 +289,22 @@ mod tests {
         tokio::time::advance(NAME).await;
         scene.reads.activity_starts(&scene.partition, 1, 1);
         assert!(!scene.is_answered().await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_an_activity_may_be_told_is_not_what_others_are_told_later() {
+        let scene = Scene::new().await;
+        tokio::time::advance(STALENESS).await;
+        (0..10).for_each(|_| scene.reads.activity_starts(&scene.partition, 1, 1));
+        assert!(scene.is_answered().await);
+        tokio::time::advance(READS_WITHIN).await;
+        assert!(!scene.is_answered().await, "those that have not read never will");
+        scene.reads.activity_starts(&scene.partition, 1, 1);
+        assert!(scene.is_answered().await && !scene.is_answered().await);
+        scene.reads.activity_starts(&scene.partition, 1, 1);
+        let never = scene.reads.allowed(&scene.partition, Duration::ZERO);
+        let mut reading = scene.reads.join(&scene.partition, never, Deadline::after(NAME)).await.unwrap();
+        assert!(reading.events(&scene.cache, &scene.partition).is_none(), "nothing is shown from memory then");
     }
 
     #[tokio::test(start_paused = true)]
@@ -258,9 +342,43 @@ mod tests {
         let waits = scene.reads.join(&scene.partition, reading.allowed, Deadline::after(NAME));
         tokio::pin!(waits);
         assert!(futures::poll!(&mut waits).is_pending());
-        let (asked, events) = (Instant::now(), reading.answer.as_ref().unwrap().events.clone());
+        let of = Instant::now();
         tokio::time::advance(STALENESS * 2).await;
-        reading.note(&scene.cache, &scene.partition, asked, &events, 100);
+        // However long it is.
+        let read = (Arc::new(Vec::new()), 2 << 20);
+        reading.note(&scene.cache, &scene.partition, of, &Etag::from("old"), read);
         assert!(waits.await.unwrap().events(&scene.cache, &scene.partition).is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_read_that_a_commit_has_overtaken_serves_nobody_and_who_waited_for_it_reads_beside_the_others() {
+        let scene = Scene::new().await;
+        let reading = scene.join().await;
+        let waits = || scene.reads.join(&scene.partition, reading.allowed, Deadline::after(NAME));
+        let (first, second) = (waits(), waits());
+        tokio::pin!(first, second);
+        assert!(futures::poll!(&mut first).is_pending() && futures::poll!(&mut second).is_pending());
+        scene.know("new");
+        scene.note(reading, "old", &[], 100);
+        let mut first = first.await.unwrap();
+        assert!(first.events(&scene.cache, &scene.partition).is_none());
+        let mut second = second.await.expect("the first one reads, and holds nobody up");
+        assert!(second.events(&scene.cache, &scene.partition).is_none());
+        scene.note(first, "new", &[], 100);
+        assert!(!scene.is_answered().await, "who reads beside others keeps nothing");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn all_answers_together_take_no_more_than_they_may() {
+        let scene = Scene::new().await;
+        let reading = scene.join().await;
+        scene.note(reading, "old", &[], MOST_BYTES + 1);
+        assert!(!scene.is_answered().await);
+        assert_eq!(scene.reads.bytes.load(Ordering::SeqCst), 0);
+        let reading = scene.join().await;
+        scene.note(reading, "old", &[], MOST_BYTES);
+        assert!(scene.is_answered().await);
+        scene.reads.doubt(&scene.partition);
+        assert_eq!(scene.reads.bytes.load(Ordering::SeqCst), 0);
     }
 }

@@ -88,7 +88,7 @@ fn completion_message(
         .ok_or_else(|| refuse(format!("{} can't complete an activity", item::kind(completion))))?;
     let partition = Partition::instance(instance).map_err(|e| refuse(e.to_string()))?;
     let now = engine.now();
-    let key = format!("a:{}", handle.token);
+    let key = MessageDocument::completion_key(&handle.token);
     let due = item::visible_at(completion, now);
     let message = MessageDocument::new(partition, &key, completion, engine.sequencer.next(), now, due)
         .map_err(|e| refuse(format!("the completion can't be written as JSON: {e}")))?;
