@@ -5,7 +5,7 @@ use crate::{
     dispatch::Dispatch,
     model::{Clock, DocumentId, Millis, Partition, Sequencer},
     store::{Deadline, Freshness, Store},
-    turn::{cache::InstanceCache, reads::Reads, TurnHandle},
+    turn::{cache::InstanceCache, reads::Reads, staging::Rolls, TurnHandle},
     work::WorkHandle,
 };
 use azure_core::http::Etag;
@@ -27,6 +27,7 @@ pub(crate) struct Engine {
     pub(crate) sessions: DashMap<String, (String, Millis)>,
     pub(crate) cache: InstanceCache,
     pub(crate) reads: Reads,
+    pub(crate) rolls: Rolls,
     pub(crate) dispatch: Dispatch,
     /// Held while what a poll has seen of others' messages is delivered.
     pub(crate) reconciling: tokio::sync::Mutex<()>,
@@ -47,6 +48,7 @@ impl Engine {
             cache: InstanceCache::new(config.history_cache_bytes()),
             dispatch: Dispatch::new(&config),
             reads: Reads::default(),
+            rolls: Rolls::default(),
             turns: DashMap::new(),
             works: DashMap::new(),
             sessions: DashMap::new(),

@@ -156,6 +156,20 @@ impl WorkHint {
     }
 }
 
+/// When something last happened.
+#[derive(Default)]
+struct Moment(Mutex<Option<Instant>>);
+
+impl Moment {
+    fn is_now(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    fn was_within(&self, time: Duration) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|at| at.elapsed() < time)
+    }
+}
+
 /// The ready queues, and what fills them.
 pub(crate) struct Dispatch {
     turns: Queue<Partition, OrchestrationHint>,
@@ -175,7 +189,9 @@ pub(crate) struct Dispatch {
     pace: Pace,
     under_way: UnderWay,
     /// When somebody here last took something.
-    took: Mutex<Option<Instant>>,
+    took: Moment,
+    /// When others were last called to help.
+    helped: Moment,
     clock: Clock,
 }
 
@@ -196,18 +212,22 @@ impl Dispatch {
             held: Held::default(),
             pace: Pace::default(),
             under_way: UnderWay::default(),
-            took: Mutex::default(),
+            took: Moment::default(),
+            helped: Moment::default(),
             clock: config.clock().clone(),
         }
     }
 
     fn took_something(&self) {
-        *self.took.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        self.took.is_now();
     }
 
     fn took_something_within(&self, time: Duration) -> bool {
-        let took = *self.took.lock().unwrap_or_else(PoisonError::into_inner);
-        took.is_some_and(|took| took.elapsed() < time)
+        self.took.was_within(time)
+    }
+
+    fn called_for_help_within(&self, time: Duration) -> bool {
+        self.helped.was_within(time)
     }
 
     /// Whether a queue has so many hints at hand that nobody needs more. Those don't count that somebody here could not take.
@@ -501,6 +521,9 @@ fn call_for_help(
         for (tag, first, most) in calls {
             if first > 0 {
                 bell::call_worker(&engine_too, slot, tag.as_deref()).await;
+            }
+            if most > 0 && !engine_too.dispatch.fleet.view().others.is_empty() {
+                engine_too.dispatch.helped.is_now();
             }
             if most > 0 {
                 bell::call_helpers(&engine_too, slot, tag.as_deref(), first, most).await;

@@ -32,8 +32,8 @@ const MOST_PAGES: usize = 8;
 const WORK_EACH: usize = 2;
 const MOST_WORK: usize = 32;
 /// Of activities that others have too many of, as many are seen, and so many taken at most.
-const HELP: usize = 100;
-const HELP_EACH: usize = 32;
+const HELP: usize = 200;
+const HELP_EACH: usize = 64;
 
 /// Which queue is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

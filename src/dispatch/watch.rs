@@ -33,6 +33,10 @@ const BUSY_BELL: Duration = Duration::from_millis(100);
 /// Where there is more, it is looked at so soon.
 const SOON: Duration = Duration::from_millis(5);
 const BUSY: Duration = Duration::from_secs(1);
+/// Who has called for help and has nothing left to do itself waits for the last ends of activities: for a moment more often still.
+const LAST_BELL: Duration = Duration::from_millis(30);
+const LAST: Duration = Duration::from_millis(300);
+const HELPED: Duration = Duration::from_secs(10);
 /// How often the list of physical partitions is asked for.
 const PARTITIONS: Duration = Duration::from_secs(60);
 /// A ring that leads to nothing is looked after again: a replica may lag.
@@ -355,8 +359,16 @@ impl Watch {
     /// Looks at the bell.
     async fn listen(&mut self, engine: &Arc<Engine>) -> Result<(), StoreError> {
         let interval = engine.config.bell_interval();
-        let busy = engine.dispatch.took_something_within(BUSY);
-        self.bell = Instant::now() + if busy { interval.min(BUSY_BELL) } else { interval };
+        let dispatch = &engine.dispatch;
+        let awaits_last = dispatch.called_for_help_within(HELPED)
+            && dispatch.took_something_within(LAST)
+            && dispatch.fleet.idle_workers() > 0;
+        let pause = match dispatch.took_something_within(BUSY) {
+            true if awaits_last => interval.min(LAST_BELL),
+            true => interval.min(BUSY_BELL),
+            false => interval,
+        };
+        self.bell = Instant::now() + pause;
         let me = engine.dispatch.fleet.me();
         let (partition, id) = (BellDocument::partition(me), BellDocument::document_id());
         let Some(bell) = engine.store.glance::<BellDocument>(&partition, &id, Deadline::after(PAUSE)).await? else {

@@ -12,8 +12,12 @@ use crate::{
 };
 use azure_core::http::Etag;
 use duroxide::Event;
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
+
+/// Who only reads leaves it to the process that committed a turn in parts to apply them, for so long, and looks again so often.
+const LEFT_TO_OTHERS: Duration = Duration::from_millis(200);
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// The instance's document, with a turn that was left half-way rolled forward and a deleted instance not there.
 pub(crate) async fn instance(
@@ -27,6 +31,7 @@ pub(crate) async fn instance(
             return Ok(known.map(|Known { document, etag, .. }| Versioned { document, etag }));
         }
     }
+    let began = Instant::now();
     loop {
         let before = engine.cache.get(partition).map(|known| known.etag);
         let found = engine.store.read(partition, &instance_id(), Freshness::Session, deadline).await?;
@@ -41,6 +46,10 @@ pub(crate) async fn instance(
             let Versioned { document, etag } = found.clone();
             engine.cache.saw(partition, before.as_ref(), Some(Known { document, etag, contents: None }));
             return Ok(Some(found));
+        }
+        if !engine.rolls.is_under_way(partition) && began.elapsed() < LEFT_TO_OTHERS {
+            tokio::time::sleep(LOOK_AGAIN).await;
+            continue;
         }
         staging::roll_forward(engine, partition, deadline).await?;
     }

@@ -16,7 +16,9 @@ use crate::{
     model::{clock::millis, DocumentId, InstanceDocument, Lock, Millis, Partition, Rolling, StagedDocument, Staging},
     store::{batch, BatchOutcome, Deadline, Freshness, Operation, RolledBack, StoreError, Versioned},
 };
+use dashmap::DashMap;
 use std::sync::Arc;
+use tokio::sync::{Mutex, OwnedMutexGuard};
 use tracing::{debug, info};
 
 /// How long the process that committed has for rolling forward before others look after it.
@@ -115,6 +117,41 @@ async fn stage_part(
     }
 }
 
+/// The instances that this process rolls forward. Several that do it at once only refuse each other's batches, so one does.
+#[derive(Default)]
+pub(crate) struct Rolls(DashMap<Partition, Arc<Mutex<()>>>);
+
+/// The turn of one that rolls forward.
+struct Roll<'a> {
+    rolls: &'a Rolls,
+    partition: &'a Partition,
+    guard: Option<OwnedMutexGuard<()>>,
+}
+
+impl Rolls {
+    /// Whether somebody here rolls this instance forward.
+    pub(crate) fn is_under_way(&self, partition: &Partition) -> bool {
+        self.0.contains_key(partition)
+    }
+
+    /// Waits while another call of this process rolls this instance forward.
+    async fn join<'a>(&'a self, partition: &'a Partition, deadline: Deadline) -> Result<Roll<'a>, StoreError> {
+        let mut roll = Roll { rolls: self, partition, guard: None };
+        let lock = self.0.entry(partition.clone()).or_default().clone();
+        let unavailable =
+            |_| StoreError::Unavailable { detail: "a turn that is rolled forward does not end".to_owned() };
+        roll.guard = Some(tokio::time::timeout_at(deadline.instant(), lock.lock_owned()).await.map_err(unavailable)?);
+        Ok(roll)
+    }
+}
+
+impl Drop for Roll<'_> {
+    fn drop(&mut self) {
+        self.guard = None;
+        self.rolls.0.remove_if(self.partition, |_, lock| Arc::strong_count(lock) == 1);
+    }
+}
+
 /// Applies what a committed turn staged. Safe to call at any time, by several at once. The document after the last part, where
 /// it was applied here.
 pub(crate) async fn roll_forward(
@@ -122,6 +159,7 @@ pub(crate) async fn roll_forward(
     partition: &Partition,
     deadline: Deadline,
 ) -> Result<Option<Versioned<InstanceDocument>>, StoreError> {
+    let _roll = engine.rolls.join(partition, deadline).await?;
     let mut current = release::read_latest(engine, partition, deadline).await?;
     // The part that was not there at the last look.
     let mut missing = None;
@@ -273,6 +311,23 @@ mod tests {
         (0..count)
             .map(|n| Operation::Create { document: json!({"id": format!("d{n}"), "text": "x".repeat(bytes)}) })
             .collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_call_of_a_process_rolls_an_instance_forward_and_none_leaves_anything_behind() {
+        let (rolls, a, b) = (Rolls::default(), Partition::instance("a").unwrap(), Partition::instance("b").unwrap());
+        let soon = || Deadline::after(std::time::Duration::from_secs(1));
+        let first = rolls.join(&a, soon()).await.unwrap();
+        assert!(rolls.is_under_way(&a) && !rolls.is_under_way(&b));
+        drop(rolls.join(&b, soon()).await.unwrap());
+        assert!(rolls.join(&a, soon()).await.is_err(), "it waits no longer than its time");
+        let second = rolls.join(&a, soon());
+        tokio::pin!(second);
+        assert!(futures::poll!(&mut second).is_pending());
+        drop(first);
+        assert!(rolls.is_under_way(&a));
+        drop(second.await.unwrap());
+        assert!(!rolls.is_under_way(&a) && rolls.0.is_empty());
     }
 
     #[test]

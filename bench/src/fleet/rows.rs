@@ -33,7 +33,7 @@ impl Group {
             }
             Self::Spread => {
                 "One orchestration with 300 activities of 50 ms at once, 4 activity dispatchers a process, 4 \
-                 partitions."
+                 partitions: the median of three."
             }
             Self::Starts => {
                 "Hellos that wait before the worker comes, on 16 partitions; the first 200 of them. A look: the same \
