@@ -533,3 +533,54 @@ async fn who_has_more_activities_of_a_tag_than_it_can_run_calls_those_who_run_th
     other.die();
     plain.die();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_end_of_an_activity_is_heard_of_although_its_ring_was_overwritten_and_its_slot_is_anothers() {
+    let scene = Scene::new(2);
+    let (send, mut got) = mpsc::unbounded_channel();
+    let runners = [
+        Member::begin(&scene, "a", no_sweeps(), turns(), &send).await,
+        Member::begin(&scene, "b", no_sweeps(), turns(), &send).await,
+    ];
+    let both = members(&scene, |members| are_shared(members, "turns", 2)).await;
+    let a = runners[0].provider.as_ref();
+    // A process tells again what it told a second ago: these are two. Once each has rung, it knows who is there.
+    let workers = [scene.provider("worker").await, scene.provider("another").await];
+    let maker = scene.provider("maker").await;
+    for (worker, instance) in workers.iter().zip(["first", "second"]) {
+        begin(&maker, instance, vec![activity(instance, 2)], Vec::new()).await;
+        let (_, token, _) = next_work(worker, LONG).await;
+        worker.ack_work_item(&token, Some(done(instance, 2))).await.unwrap();
+        assert_eq!(next(&mut got).await.1, instance);
+    }
+    // "a" starts one in each member's slots itself, and so has the turns of both; nobody there runs activities.
+    let instances = [0, 1].map(|n| instance_in(slots(&both[n], "turns").unwrap(), "i"));
+    for instance in &instances {
+        a.enqueue_for_orchestrator(start(instance), None).await.unwrap();
+        assert_eq!(next(&mut got).await, ("a".to_owned(), instance.clone()));
+        let token = scene.of_kind(instance, "instance").await[0]["lock"]["token"].as_str().unwrap().to_owned();
+        let (events, scheduled) = (vec![started(instance, 1)], vec![activity(instance, 2)]);
+        commit(a, &token, events, scheduled, Vec::new(), running()).await.unwrap();
+    }
+    let is_bell = |request: &WireRequest<'_>| request.document_id == Some("bell") && request.method == "GET";
+    let deaf = scene.account.wire().add(WireRule::new(WireAction::FailConnection).client("a").matching(is_bell));
+    let rings = || async {
+        let bells = scene.documents().await.into_iter().filter(|document| document["type"] == "bell");
+        bells.map(|bell| bell["ring"].clone()).map(|ring| ring.to_string()).collect::<BTreeSet<_>>()
+    };
+    for worker in &workers {
+        let before = rings().await;
+        let (work, token, _) = next_work(worker, LONG).await;
+        worker.ack_work_item(&token, Some(done(&instance_of(&work), 2))).await.unwrap();
+        let rung = async {
+            while rings().await == before {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, rung).await.expect("a ring");
+    }
+    deaf.remove();
+    let heard: BTreeSet<Got> = [next(&mut got).await, next(&mut got).await].into();
+    assert_eq!(heard, instances.map(|instance| ("a".to_owned(), instance)).into());
+    runners.into_iter().for_each(Member::die);
+}

@@ -11,13 +11,15 @@ use scene::*;
 use serde_json::Value;
 use std::time::Duration;
 
-/// More than any page, and than the pages of one look.
-const IN_FRONT: u64 = 2_100;
+/// More than any page, and than the pages of one look; `IN_FRONT=10000` makes it more.
+fn in_front() -> u64 {
+    std::env::var("IN_FRONT").ok().and_then(|count| count.parse().ok()).unwrap_or(2_100)
+}
 
 /// An instance with so many activities, and then another one with a single one.
-async fn prepare(scene: &Scene, in_front: impl Fn(u64) -> WorkItem) {
+async fn prepare(scene: &Scene, like: impl Fn(u64) -> WorkItem) {
     let maker = scene.provider("maker").await;
-    begin(&maker, "front", (2..2 + IN_FRONT).map(in_front).collect(), Vec::new()).await;
+    begin(&maker, "front", (2..2 + in_front()).map(like).collect(), Vec::new()).await;
     begin(&maker, "behind", vec![activity("behind", 2)], Vec::new()).await;
 }
 
@@ -89,7 +91,7 @@ async fn an_event_for_an_instance_with_a_timer_and_many_waiting_activities_is_se
 }
 
 /// More messages like the one that an instance has.
-async fn more_messages(scene: &Scene, instance: &str, count: usize) {
+async fn more_messages(scene: &Scene, instance: &str, count: u64) {
     let container = scene.container().await;
     let like = scene.of_kind(instance, "message").await.remove(0);
     for chunk in (0..count).collect::<Vec<_>>().chunks(100) {
@@ -111,7 +113,7 @@ async fn thousands_of_messages_for_an_instance_that_another_holds_hide_no_other_
     begin(&maker, "front", Vec::new(), Vec::new()).await;
     maker.enqueue_for_orchestrator(external("front", "first"), None).await.unwrap();
     let held = next_turn(&maker, LONG).await;
-    more_messages(&scene, "front", 1_200).await;
+    more_messages(&scene, "front", in_front()).await;
     other.enqueue_for_orchestrator(start("behind"), None).await.unwrap();
     drop(other);
     for (provider, patience) in both(&scene).await {

@@ -265,7 +265,10 @@ impl Ledger {
     /// Answers may overtake each other, claims can't: an attempt is counted among the claims before its own.
     fn handed(&self, instance: &str, keys: &[String], token: &str, attempt: u32) -> Option<Broken> {
         self.with(|state| {
-            if state.is_reused(instance) {
+            // A turn whose lock was taken over before it was handed out may be on messages that came after its claim. It comes to
+            // nothing, and nobody can count it.
+            let is_lost = state.instances.get(instance).is_some_and(|fence| fence.lost.contains(token));
+            if is_lost || state.is_reused(instance) {
                 return None;
             }
             let claim = state.claims.get(&lock_of(instance, token)).copied().unwrap_or(0);

@@ -192,6 +192,8 @@ pub(crate) struct Dispatch {
     took: Moment,
     /// When others were last called to help.
     helped: Moment,
+    /// Where activities were left to others lately: they tell when these have ended.
+    awaited: Mutex<BTreeMap<Slot, Instant>>,
     clock: Clock,
 }
 
@@ -214,6 +216,7 @@ impl Dispatch {
             under_way: UnderWay::default(),
             took: Moment::default(),
             helped: Moment::default(),
+            awaited: Mutex::default(),
             clock: config.clock().clone(),
         }
     }
@@ -224,6 +227,18 @@ impl Dispatch {
 
     fn took_something_within(&self, time: Duration) -> bool {
         self.took.was_within(time)
+    }
+
+    /// Activities of an instance in this slot are left to others.
+    fn awaits(&self, slot: Slot) {
+        self.awaited.lock().unwrap_or_else(PoisonError::into_inner).insert(slot, Instant::now());
+    }
+
+    /// Where activities were left to others within this time.
+    fn awaited_within(&self, time: Duration) -> BTreeSet<Slot> {
+        let mut awaited = self.awaited.lock().unwrap_or_else(PoisonError::into_inner);
+        awaited.retain(|_, at| at.elapsed() < time);
+        awaited.keys().copied().collect()
     }
 
     fn called_for_help_within(&self, time: Duration) -> bool {
@@ -247,9 +262,11 @@ impl Dispatch {
 
     /// How many activities with this tag wait here that anybody could run, counted up to `most`.
     fn waiting_work(&self, most: usize, tag: Option<&str>) -> usize {
+        /// Among so many: who commits does not look through all.
+        const AMONG: usize = 1_024;
         // With what is bound to a session others are no help.
         let such = |hint: &WorkHint| hint.document.tag.as_deref() == tag && hint.document.session_id.is_none();
-        self.work.count_ready(most, self.clock.now(), such)
+        self.work.count_ready(AMONG, most, self.clock.now(), such)
     }
 
     /// The name to put on what this process puts into the queue of turns and takes itself, if it does.
@@ -309,9 +326,10 @@ impl Dispatch {
         if !hint.ends {
             hint.others = Some(due);
         }
-        // The ends of activities wait for each other only.
+        // The ends of activities wait for each other only; what an attempt has put off for longer is another matter.
         let ends_wait = !hint.can_wait_until(now + pace::LONGEST)
-            && self.turns.peek(&hint.partition, |hint| hint.ends) == Some(true);
+            && self.turns.peek(&hint.partition, |hint| hint.ends) == Some(true)
+            && self.turns.put_off_until(&hint.partition).is_some_and(|until| until <= now + pace::LONGEST);
         let (due, urgent) = if ends_wait { (due.min(now), true) } else { (due, urgent) };
         let offer = Offer { key: hint.partition.clone(), hint, seq, due, urgent };
         self.turns.offer(offer, now, OrchestrationHint::merge);
@@ -482,7 +500,7 @@ pub(crate) fn announce(
                     here.insert(work.tag.clone());
                     dispatch.offer_work(work);
                 } else {
-                    *elsewhere.entry(work.tag).or_default() += 1;
+                    *elsewhere.entry(work.tag).or_default() += usize::from(work.session_id.is_none());
                 }
             }
             Some(kind::MESSAGE) => {
@@ -516,6 +534,7 @@ fn call_for_help(
     if calls.is_empty() {
         return;
     }
+    engine.dispatch.awaits(slot);
     let engine_too = engine.clone();
     engine.spawn(async move {
         for (tag, first, most) in calls {

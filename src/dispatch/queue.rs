@@ -115,16 +115,21 @@ impl<K: Clone + Eq + Hash + Ord, H: Weight> Queue<K, H> {
 
     /// Whether so many hints that can be tried now are such.
     pub(super) fn has_ready(&self, count: usize, now: Millis, such: impl Fn(&H) -> bool) -> bool {
-        self.count_ready(count, now, such) == count
+        self.count_ready(usize::MAX, count, now, such) == count
     }
 
-    /// How many hints that can be tried now are such, counted up to `most`.
-    pub(super) fn count_ready(&self, most: usize, now: Millis, such: impl Fn(&H) -> bool) -> usize {
+    /// How many of the first `among` hints that can be tried now are such, counted up to `most`.
+    pub(super) fn count_ready(&self, among: usize, most: usize, now: Millis, such: impl Fn(&H) -> bool) -> usize {
         let mut inner = self.lock();
         inner.promote(now);
         let inner = &*inner;
-        let ready = inner.ready.iter().filter_map(|(_, key)| inner.entries.get(key));
+        let ready = inner.ready.iter().take(among).filter_map(|(_, key)| inner.entries.get(key));
         ready.filter(|entry| such(&entry.hint)).take(most).count()
+    }
+
+    /// Until when an attempt has put off the hint for a key, if it is in the queue.
+    pub(super) fn put_off_until(&self, key: &K) -> Option<Millis> {
+        self.lock().entries.get(key).map(|entry| entry.not_before)
     }
 
     /// Puts a hint back after an attempt that did not succeed, to be tried again at `not_before`, or earlier when the key

@@ -51,6 +51,10 @@ const AHEAD: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs
 const OVERWRITTEN: Duration = Duration::from_secs(5);
 /// Where there is no sign of that, what is looked after is looked at once after a ring, so much later.
 const OVERHEARD: Duration = Duration::from_secs(1);
+/// Where activities were left to others so lately, their ends are expected.
+const AWAITED: Duration = Duration::from_secs(10);
+/// A partition that does not answer is asked more and more rarely.
+const LONGEST_SILENCE: Duration = Duration::from_secs(30);
 /// After a failure.
 const PAUSE: Duration = Duration::from_secs(1);
 /// What a renewal may take: whatever else is to be done waits for it.
@@ -66,6 +70,34 @@ const OVERDUE: Duration = Duration::from_millis(250);
 struct Physical {
     range: FeedRange,
     slots: SlotRange,
+    silence: Option<Silence>,
+}
+
+/// A partition has not answered.
+#[derive(Clone, Copy)]
+struct Silence {
+    /// It is not asked before then: whoever waits for it hears no bell and asks nobody else.
+    until: Instant,
+    pause: Duration,
+}
+
+impl Silence {
+    /// It has not answered, again or for the first time.
+    fn after(before: Option<Self>) -> Self {
+        let pause = before.map_or(PAUSE, |before| (before.pause * 2).min(LONGEST_SILENCE));
+        Self { until: Instant::now() + pause, pause }
+    }
+}
+
+impl Physical {
+    /// Until when it is not to be asked, if it is not.
+    fn is_silent(&self) -> Option<Instant> {
+        self.silence.map(|silence| silence.until).filter(|until| *until > Instant::now())
+    }
+
+    fn answered(&mut self, answer: &Result<Found, StoreError>) {
+        self.silence = answer.is_err().then(|| Silence::after(self.silence));
+    }
 }
 
 /// Where looks at physical partitions have ended, to be gone on from.
@@ -86,7 +118,7 @@ struct Errand {
 /// An errand that has not been run.
 fn errand_at(queue: Queue, at: Instant, what: Where) -> Errand {
     // A ring that leads to nothing is looked after again; whatever else there is was there before.
-    let tries = if matches!(what, Where::Ours) { AGAIN.len() } else { 0 };
+    let tries = if matches!(what, Where::Ours | Where::Awaited(_)) { AGAIN.len() } else { 0 };
     Errand { queue, at, what, tries, young: false, rests: Rests::new() }
 }
 
@@ -108,9 +140,12 @@ impl Errand {
 }
 
 /// Where to look.
+#[derive(Clone)]
 enum Where {
     /// Everything that this process looks after.
     Ours,
+    /// Where others have something for it, though it may not look after it.
+    Awaited(BTreeSet<Slot>),
     /// What a bell has named.
     Named(BTreeSet<Slot>),
     /// Where others have more than they can do soon.
@@ -121,11 +156,13 @@ impl Where {
     /// What it means in a physical partition: the slots to ask for, and those among them that a bell has named. `ours` are the
     /// slots that this process looks after.
     fn within(&self, physical: &Physical, ours: SlotRange) -> Option<(SlotRange, Vec<Slot>)> {
-        let (Self::Named(named) | Self::Help(named)) = self else {
+        let (Self::Named(named) | Self::Help(named) | Self::Awaited(named)) = self else {
             return ours.overlaps(physical.slots).then_some((ours, Vec::new()));
         };
         let named: Vec<Slot> = named.iter().copied().filter(|slot| physical.slots.contains(*slot)).collect();
-        (!named.is_empty()).then(|| (around(&named), named))
+        let around = (!named.is_empty()).then(|| around(&named))?;
+        // What is awaited is told by whom the rows say that they are for.
+        Some((around, if matches!(self, Self::Awaited(_)) { Vec::new() } else { named }))
     }
 }
 
@@ -135,9 +172,15 @@ struct Looked {
     found: Found,
     /// Why some could not be looked at.
     trouble: Option<StoreError>,
+    /// When those may be looked at that could not.
+    later: Option<Instant>,
 }
 
 impl Looked {
+    fn leave(&mut self, until: Instant) {
+        self.later = Some(self.later.map_or(until, |later| later.min(until)));
+    }
+
     fn add(&mut self, found: Result<Found, StoreError>) {
         match found {
             Ok(found) => self.found.add(found),
@@ -401,6 +444,10 @@ impl Watch {
         self.help(now, bell.help);
         // A ring that was overwritten before it was heard leaves no trace.
         self.look_at_ours(if perhaps_more { now } else { now + OVERHEARD });
+        let awaited = engine.dispatch.awaited_within(AWAITED);
+        if !awaited.is_empty() && !self.errands.iter().any(|errand| matches!(errand.what, Where::Awaited(_))) {
+            self.push(errand_at(Queue::Turns, now + OVERHEARD, Where::Awaited(awaited)));
+        }
         Ok(())
     }
 
@@ -408,16 +455,21 @@ impl Watch {
     async fn run(&mut self, engine: &Arc<Engine>, mut errand: Errand) -> Result<(), StoreError> {
         let looked = self.look(engine, &mut errand).await;
         let now = Instant::now();
-        let found = match looked {
-            Ok(Looked { found, trouble: None }) => found,
-            Ok(Looked { trouble: Some(error), .. }) | Err(error) => {
-                // What could not be asked may be elsewhere by now.
-                self.partitions_at = None;
+        let Looked { found, trouble, later } = match looked {
+            Ok(looked) => looked,
+            Err(error) => {
                 self.push(Errand { at: now + PAUSE, rests: Rests::new(), ..errand });
                 return Err(error);
             }
         };
-        errand.young |= found.young > 0;
+        if trouble.is_some() {
+            // What could not be asked may be elsewhere by now.
+            self.partitions_at = None;
+        }
+        if let Some(later) = later {
+            self.push(errand_at(errand.queue, later, errand.what.clone()));
+        }
+        errand.young |= found.young > 0 && !matches!(errand.what, Where::Awaited(_));
         if let Some((pause, tries)) = errand.again(&found) {
             // What is not gone on with is asked for from the start.
             let rests = if found.more { std::mem::take(&mut errand.rests) } else { Rests::new() };
@@ -426,7 +478,7 @@ impl Watch {
             // Left to others: if they don't take it, it is ours.
             self.push(errand_at(errand.queue, now + Duration::from_millis(poll::GRACE), Where::Ours));
         }
-        Ok(())
+        trouble.map_or(Ok(()), Err)
     }
 
     /// A partition that can't be asked hides none of the others.
@@ -441,20 +493,30 @@ impl Watch {
             Queue::Work => view.work,
         };
         let mut looked = Looked::default();
-        for (at, physical) in self.partitions.iter().enumerate() {
+        for (at, physical) in self.partitions.iter_mut().enumerate() {
             let Some((slots, named)) = errand.what.within(physical, ours) else { continue };
+            if let Some(until) = physical.is_silent() {
+                looked.leave(until);
+                continue;
+            }
             let look = Look { named: &named, ..Look::at(Some(&physical.range), slots) };
             let rest = errand.rests.entry(at).or_default();
-            match (errand.queue, &tags) {
+            let answer = match (errand.queue, &tags) {
                 (Queue::Turns, _) if fleet.takes_turns() => {
-                    looked.add(poll::turns(engine, &Look { ahead: millis(AHEAD.0), ..look }, rest).await);
+                    poll::turns(engine, &Look { ahead: millis(AHEAD.0), ..look }, rest).await
                 }
                 (Queue::Work, Some(tags)) if matches!(errand.what, Where::Help(_)) => {
-                    looked.add(poll::help(engine, &look, tags).await);
+                    poll::help(engine, &look, tags).await
                 }
-                (Queue::Work, Some(tags)) => looked.add(poll::work(engine, &look, tags, rest).await),
+                (Queue::Work, Some(tags)) => poll::work(engine, &look, tags, rest).await,
                 _ => return Ok(looked),
+            };
+            physical.answered(&answer);
+            if let Some(until) = physical.is_silent() {
+                *rest = None;
+                looked.leave(until);
             }
+            looked.add(answer);
             if looked.found.news >= ENOUGH {
                 looked.found.more = true;
                 break;
@@ -476,13 +538,20 @@ impl Watch {
         let at = self.turn % count;
         // Whatever comes of it, the next one is another's turn.
         self.turn = at + 1;
-        let Some(physical) = self.partitions.get(at) else { return Ok(()) };
+        let Some(physical) = self.partitions.get(at).filter(|physical| physical.is_silent().is_none()) else {
+            return Ok(());
+        };
         let nothing = Tags { any: false, untagged: false, tags: BTreeSet::new() };
         let tags = fleet.tags().unwrap_or(nothing);
         // As far as the next sweep of this partition.
         let ahead = (shared * u32::try_from(count).unwrap_or(u32::MAX) * 2).clamp(AHEAD.0, AHEAD.1);
-        let look = Look { ahead: millis(ahead), ..Look::at(Some(&physical.range), SlotRange::ALL) };
-        let mut found = poll::everything(engine, &look, &tags).await?;
+        let range = physical.range.clone();
+        let look = Look { ahead: millis(ahead), ..Look::at(Some(&range), SlotRange::ALL) };
+        let answer = poll::everything(engine, &look, &tags).await;
+        if let Some(physical) = self.partitions.get_mut(at) {
+            physical.answered(&answer);
+        }
+        let mut found = answer?;
         if std::mem::take(&mut found.more) && found.news == 0 {
             // One queue may hide the other, and rows that nobody here takes those behind them.
             let turns = self.rests.entry((at, Queue::Turns)).or_default();
@@ -508,7 +577,11 @@ impl Watch {
             Err(_) if !self.partitions.is_empty() => return Ok(false),
             Err(error) => return Err(error),
         };
-        let physical = |range: FeedRange| Physical { slots: SlotRange::of_feed_range(&range), range };
+        let silence = |slots: SlotRange| self.partitions.iter().find(|known| known.slots == slots)?.silence;
+        let physical = |range: FeedRange| {
+            let slots = SlotRange::of_feed_range(&range);
+            Physical { slots, range, silence: silence(slots) }
+        };
         let partitions: Vec<Physical> = ranges.into_iter().map(physical).collect();
         let are_others = partitions.len() != self.partitions.len();
         if are_others {
@@ -592,6 +665,22 @@ mod tests {
         }
         assert_eq!(done.iter().collect::<String>(), "esbresbr");
         assert!(watch.due(Instant::now()).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_partition_that_does_not_answer_is_asked_more_and_more_rarely_until_it_does() {
+        let slots = SlotRange::ALL;
+        let mut physical = Physical { range: FeedRange::full(), slots, silence: None };
+        let mut pauses = Vec::new();
+        for _ in 0..7 {
+            physical.answered(&Err(StoreError::Unavailable { detail: String::new() }));
+            pauses.push((physical.is_silent().unwrap() - Instant::now()).as_secs());
+            tokio::time::advance(Duration::from_secs(pauses[pauses.len() - 1])).await;
+            assert!(physical.is_silent().is_none());
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 30, 30]);
+        physical.answered(&Ok(Found::default()));
+        assert!(physical.silence.is_none());
     }
 
     #[test]

@@ -131,6 +131,9 @@ impl InstanceCache {
         let Some(mut known) = known.cloned() else { return };
         let seen = entries.seen.get(partition).copied();
         known.contents = Some(contents);
+        if size(&known) > self.limit {
+            return;
+        }
         entries.put(partition, known, self.limit);
         match seen.filter(|_| entries.by_partition.contains_key(partition)) {
             Some(seen) => entries.seen.insert(partition.clone(), seen),
@@ -298,6 +301,9 @@ mod tests {
         cache.doubt_unless(&a, |_| false);
         cache.fill(&a, &Etag::from("e"), contents());
         assert_eq!(text(), Some(100));
+        let large = Contents { bytes: 200_000, ..contents() };
+        cache.fill(&a, &Etag::from("e"), large);
+        assert_eq!(text(), Some(100), "what does not fit takes nothing away");
         assert!(cache.fresh(&a, Duration::from_secs(60)).is_none());
     }
 

@@ -25,14 +25,14 @@ pub(crate) async fn instance(
     partition: &Partition,
     deadline: Deadline,
 ) -> Result<Option<Versioned<InstanceDocument>>, StoreError> {
-    if let Some(known) = engine.cache.fresh(partition, engine.config.read_staleness()) {
-        let settled = |known: &Known| known.document.deleting.is_none() && known.document.rolling.is_none();
-        if known.as_ref().is_none_or(settled) {
-            return Ok(known.map(|Known { document, etag, .. }| Versioned { document, etag }));
-        }
-    }
     let began = Instant::now();
     loop {
+        if let Some(known) = engine.cache.fresh(partition, engine.config.read_staleness()) {
+            let settled = |known: &Known| known.document.deleting.is_none() && known.document.rolling.is_none();
+            if known.as_ref().is_none_or(settled) {
+                return Ok(known.map(|Known { document, etag, .. }| Versioned { document, etag }));
+            }
+        }
         let before = engine.cache.get(partition).map(|known| known.etag);
         let found = engine.store.read(partition, &instance_id(), Freshness::Session, deadline).await?;
         let Some(found): Option<Versioned<InstanceDocument>> = found else {
@@ -47,11 +47,13 @@ pub(crate) async fn instance(
             engine.cache.saw(partition, before.as_ref(), Some(Known { document, etag, contents: None }));
             return Ok(Some(found));
         }
-        if !engine.rolls.is_under_way(partition) && began.elapsed() < LEFT_TO_OTHERS {
+        if engine.rolls.is_under_way(partition) {
+            engine.rolls.wait(partition, deadline).await?;
+        } else if began.elapsed() < LEFT_TO_OTHERS {
             tokio::time::sleep(LOOK_AGAIN).await;
-            continue;
+        } else {
+            staging::roll_forward(engine, partition, deadline).await?;
         }
-        staging::roll_forward(engine, partition, deadline).await?;
     }
 }
 

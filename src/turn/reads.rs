@@ -36,18 +36,20 @@ const SWEEP: Duration = Duration::from_secs(1);
 const MOST_BYTES: usize = 16 << 20;
 const LEAST: usize = 1_024;
 
-/// A read, and what came of it.
-pub(crate) struct Answer {
+/// What the last reads of an instance came to.
+#[derive(Default)]
+struct Last {
+    answer: Option<Answer>,
+    /// When one began that serves nobody else.
+    in_vain: Option<Instant>,
+}
+
+/// A history as it was read.
+struct Answer {
     /// When the read began.
     began: Instant,
     /// Since when something else may be there.
     of: Instant,
-    /// None where it serves nobody else.
-    history: Option<History>,
-}
-
-/// A history as it was read.
-struct History {
     /// The state of the instance that it was read with.
     etag: Etag,
     events: Arc<Vec<Event>>,
@@ -81,7 +83,7 @@ pub(crate) struct Reads {
 
 #[derive(Default)]
 struct Entry {
-    answer: Arc<Mutex<Option<Answer>>>,
+    last: Arc<Mutex<Last>>,
     started: std::sync::Mutex<Started>,
 }
 
@@ -107,7 +109,7 @@ pub(crate) struct Allowed {
 /// The turn of one who reads: it has the last answer, and room for the next.
 pub(crate) struct Reading {
     /// None for one that reads beside others.
-    answer: Option<OwnedMutexGuard<Option<Answer>>>,
+    last: Option<OwnedMutexGuard<Last>>,
     bytes: Arc<AtomicUsize>,
     allowed: Allowed,
     /// Since when it waits, and when it began to read.
@@ -149,11 +151,11 @@ impl Reads {
     ) -> Result<Reading, StoreError> {
         self.forget_old();
         let since = Instant::now();
-        let answer = self.entries.entry(partition.clone()).or_default().answer.clone();
-        let waited = tokio::time::timeout_at(deadline.instant(), answer.lock_owned()).await;
+        let last = self.entries.entry(partition.clone()).or_default().last.clone();
+        let waited = tokio::time::timeout_at(deadline.instant(), last.lock_owned()).await;
         let unavailable = |_| StoreError::Unavailable { detail: "a read of the same history does not end".to_owned() };
-        let (answer, began) = (Some(waited.map_err(unavailable)?), Instant::now());
-        Ok(Reading { answer, bytes: self.bytes.clone(), allowed, since, began })
+        let (last, began) = (Some(waited.map_err(unavailable)?), Instant::now());
+        Ok(Reading { last, bytes: self.bytes.clone(), allowed, since, began })
     }
 
     /// What was read of this instance may be of before: it serves nobody.
@@ -170,9 +172,9 @@ impl Reads {
             }
             *swept = Some(now);
         }
-        let serves = |answer: &Answer| answer.of.elapsed() < NAME;
-        self.entries.retain(|_, Entry { answer, .. }| {
-            Arc::strong_count(answer) > 1 || answer.try_lock().is_ok_and(|answer| answer.as_ref().is_some_and(serves))
+        let serves = |last: &Last| last.answer.as_ref().is_some_and(|answer| answer.of.elapsed() < NAME);
+        self.entries.retain(|_, Entry { last, .. }| {
+            Arc::strong_count(last) > 1 || last.try_lock().is_ok_and(|last| serves(&last))
         });
     }
 }
@@ -186,16 +188,19 @@ impl Started {
 impl Reading {
     /// The history, if it may still be shown. Where this caller has waited for one that may not, it waits for no other.
     pub(crate) fn events(&mut self, cache: &InstanceCache, partition: &Partition) -> Option<Vec<Event>> {
-        let answer = self.answer.as_ref()?.as_ref()?;
+        let last = self.last.as_ref()?;
         // One that was begun while this caller waited is as good as its own.
-        let is_mine = answer.began >= self.since;
-        let shown = answer.history.as_ref().filter(|history| {
-            let is_current = cache.etag(partition).as_ref() == Some(&history.etag);
-            (is_mine || self.allowed.takes(answer.of, &history.events)) && is_current
+        let is_mine = |began: Instant| began >= self.since;
+        let shown = last.answer.as_ref().filter(|answer| {
+            let is_current = cache.etag(partition).as_ref() == Some(&answer.etag);
+            (is_mine(answer.began) || self.allowed.takes(answer.of, &answer.events)) && is_current
         });
-        let shown = shown.map(|history| history.events.as_ref().clone());
-        if is_mine && shown.is_none() {
-            self.answer = None;
+        let shown = shown.map(|answer| answer.events.as_ref().clone());
+        let waited_in_vain =
+            last.answer.as_ref().map(|answer| answer.began).into_iter().chain(last.in_vain).any(is_mine);
+        if shown.is_some() || waited_in_vain {
+            // It reads nothing, or beside the others.
+            self.last = None;
         }
         shown
     }
@@ -203,20 +208,31 @@ impl Reading {
     /// A history, whose text has so many bytes, was read with this state of the instance, which was there at `of`. It serves
     /// others if that is what this process still knows: otherwise it could not tell when it learns of something else.
     pub(crate) fn note(
-        self,
+        mut self,
         cache: &InstanceCache,
         partition: &Partition,
         of: Instant,
         etag: &Etag,
         (events, bytes): (Arc<Vec<Event>>, usize),
     ) {
-        let Some(mut answer) = self.answer else { return };
+        let Some(last) = &mut self.last else { return };
         // What is replaced takes no room any more.
-        *answer = None;
+        **last = Last::default();
         let is_current = cache.etag(partition).as_ref() == Some(etag);
-        let bytes = Bytes::of(&self.bytes, bytes).filter(|_| is_current);
-        let history = bytes.map(|bytes| History { etag: etag.clone(), events, _bytes: bytes });
-        *answer = Some(Answer { began: self.began, of, history });
+        let (began, bytes) = (self.began, Bytes::of(&self.bytes, bytes).filter(|_| is_current));
+        last.answer = bytes.map(|bytes| Answer { began, of, etag: etag.clone(), events, _bytes: bytes });
+        if last.answer.is_some() {
+            self.last = None;
+        }
+    }
+}
+
+impl Drop for Reading {
+    /// A read that came to nothing serves nobody: who waited for it reads beside the others.
+    fn drop(&mut self) {
+        if let Some(last) = &mut self.last {
+            last.in_vain = Some(self.began);
+        }
     }
 }
 
@@ -366,6 +382,22 @@ mod tests {
         assert!(second.events(&scene.cache, &scene.partition).is_none());
         scene.note(first, "new", &[], 100);
         assert!(!scene.is_answered().await, "who reads beside others keeps nothing");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waited_for_a_read_that_failed_waits_for_no_other() {
+        let scene = Scene::new().await;
+        tokio::time::advance(STALENESS).await;
+        let mut reading = scene.join().await;
+        assert!(reading.events(&scene.cache, &scene.partition).is_none());
+        let waits = || scene.reads.join(&scene.partition, reading.allowed, Deadline::after(NAME));
+        let (first, second) = (waits(), waits());
+        tokio::pin!(first, second);
+        assert!(futures::poll!(&mut first).is_pending() && futures::poll!(&mut second).is_pending());
+        drop(reading);
+        let mut first = first.await.unwrap();
+        assert!(first.events(&scene.cache, &scene.partition).is_none());
+        assert!(second.await.expect("the first one holds nobody up").events(&scene.cache, &scene.partition).is_none());
     }
 
     #[tokio::test(start_paused = true)]

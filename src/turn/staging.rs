@@ -134,7 +134,12 @@ impl Rolls {
         self.0.contains_key(partition)
     }
 
-    /// Waits while another call of this process rolls this instance forward.
+    /// Waits while somebody here rolls this instance forward.
+    pub(crate) async fn wait(&self, partition: &Partition, deadline: Deadline) -> Result<(), StoreError> {
+        self.join(partition, deadline).await.map(drop)
+    }
+
+    /// The turn of a call that rolls this instance forward, after those before it.
     async fn join<'a>(&'a self, partition: &'a Partition, deadline: Deadline) -> Result<Roll<'a>, StoreError> {
         let mut roll = Roll { rolls: self, partition, guard: None };
         let lock = self.0.entry(partition.clone()).or_default().clone();
