@@ -32,7 +32,7 @@ const GOALS: &[(&str, &str, Goal)] = &[
     ("Fan-out of 300", name::REQUESTS, Goal::AtMost(1000.0)),
     ("Fan-out of 300", name::MEDIAN, Goal::AtMost(2000.0)),
     ("Backlog of 400", name::RATE_RATIO, Goal::AtLeast(0.9)),
-    ("Idle", name::REQUESTS_A_SECOND, Goal::AtMost(0.5)),
+    ("Idle", name::REQUESTS_A_SECOND, Goal::AtMost(6.0)),
     ("Fleet of *", name::REQUESTS, Goal::AtMost(10.0)),
     ("Fleet of *", name::UNITS, Goal::AtMost(120.0)),
     ("Fleet of *", name::FLEET_RATIO, Goal::AtLeast(1.0)),
