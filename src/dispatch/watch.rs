@@ -466,9 +466,7 @@ impl Watch {
             // What could not be asked may be elsewhere by now.
             self.partitions_at = None;
         }
-        if let Some(later) = later {
-            self.push(errand_at(errand.queue, later, errand.what.clone()));
-        }
+        let rest = later.map(|later| errand_at(errand.queue, later, errand.what.clone()));
         errand.young |= found.young > 0 && !matches!(errand.what, Where::Awaited(_));
         if let Some((pause, tries)) = errand.again(&found) {
             // What is not gone on with is asked for from the start.
@@ -477,6 +475,13 @@ impl Watch {
         } else if errand.young {
             // Left to others: if they don't take it, it is ours.
             self.push(errand_at(errand.queue, now + Duration::from_millis(poll::GRACE), Where::Ours));
+        }
+        // One that waits already meets what is silent by itself: they would pile up while it is.
+        let is_same = |rest: &Errand, other: &Errand| {
+            other.queue == rest.queue && std::mem::discriminant(&other.what) == std::mem::discriminant(&rest.what)
+        };
+        if let Some(rest) = rest.filter(|rest| !self.errands.iter().any(|other| is_same(rest, other))) {
+            self.push(rest);
         }
         trouble.map_or(Ok(()), Err)
     }
