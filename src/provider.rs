@@ -1,7 +1,7 @@
 //! The provider: how it is made, and duroxide's traits, each method of which delegates to its room.
 
 use crate::{
-    admin::{delete, inspect, metrics, prune},
+    admin::{delete, inspect, metrics, prune, shared},
     config::CosmosDBProviderConfig,
     dispatch,
     engine::Engine,
@@ -208,7 +208,8 @@ impl Provider for CosmosDBProvider {
     }
 
     async fn cleanup_orphaned_sessions(&self, _idle_timeout: Duration) -> Result<usize, ProviderError> {
-        session::clean_up(&self.engine).await
+        let cleaned = shared::ask(&self.engine, shared::SESSIONS, session::clean_up(&self.engine)).await?;
+        Ok(cleaned.own().unwrap_or_default())
     }
 
     async fn abandon_work_item(
@@ -294,11 +295,11 @@ impl ProviderAdmin for CosmosDBProvider {
     }
 
     async fn get_system_metrics(&self) -> Result<SystemMetrics, ProviderError> {
-        metrics::system(&self.engine).await.map_err(|e| e.into_provider_error("get_system_metrics"))
+        metrics::shared_system(&self.engine).await.map_err(|e| e.into_provider_error("get_system_metrics"))
     }
 
     async fn get_queue_depths(&self) -> Result<QueueDepths, ProviderError> {
-        metrics::queue_depths(&self.engine).await.map_err(|e| e.into_provider_error("get_queue_depths"))
+        metrics::shared_queue_depths(&self.engine).await.map_err(|e| e.into_provider_error("get_queue_depths"))
     }
 
     async fn list_children(&self, instance_id: &str) -> Result<Vec<String>, ProviderError> {

@@ -18,6 +18,12 @@ fn no_sweeps() -> CosmosDBProviderConfig {
     quiet().with_sweep_interval(Duration::from_secs(3_600)).with_bell_interval(Duration::from_millis(50))
 }
 
+/// A clock that is off by so many milliseconds.
+fn off_by(millis: i64) -> Clock {
+    let system = || u64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
+    Clock::from_fn(move || system().saturating_add_signed(millis))
+}
+
 /// What a member has got.
 type Got = (String, String);
 
@@ -318,10 +324,6 @@ async fn what_a_dead_member_would_have_taken_is_swept_although_it_is_still_liste
 async fn clocks_that_are_off_by_half_a_minute_change_nothing_about_who_is_there() {
     let scene = Scene::new(2);
     let (send, mut got) = mpsc::unbounded_channel();
-    let off_by = |millis: i64| {
-        let system = || u64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
-        Clock::from_fn(move || system().saturating_add_signed(millis))
-    };
     let mut fleet = Vec::new();
     for (name, millis) in [("behind", -30_000), ("ahead", 30_000), ("right", 0)] {
         let config = quiet().with_clock(off_by(millis));
@@ -583,4 +585,67 @@ async fn the_end_of_an_activity_is_heard_of_although_its_ring_was_overwritten_an
     let heard: BTreeSet<Got> = [next(&mut got).await, next(&mut got).await].into();
     assert_eq!(heard, instances.map(|instance| ("a".to_owned(), instance)).into());
     runners.into_iter().for_each(Member::die);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn figures_that_every_runtime_asks_for_are_worked_out_by_one_member_and_exact_for_a_client() {
+    let scene = Scene::new(2);
+    let client = scene.provider("client").await;
+    finish(&client, "first", None).await;
+    let (got, _keep) = mpsc::unbounded_channel();
+    // They take nothing that this test needs.
+    let idle = || work(TagFilter::Tags(["nothing".to_owned()].into()));
+    let hours_ahead = no_sweeps().with_clock(off_by(7_200_000));
+    let a = Member::begin(&scene, "a", no_sweeps(), idle(), &got).await;
+    let b = Member::begin(&scene, "b", no_sweeps(), idle(), &got).await;
+    let c = Member::begin(&scene, "c", hours_ahead, idle(), &got).await;
+    members(&scene, |members| are_shared(members, "work", 3)).await;
+
+    let instances = |member: &Member| {
+        let provider = member.provider.clone();
+        async move { admin(&provider).get_system_metrics().await.unwrap().total_instances }
+    };
+    let waiting = |member: &Member| {
+        let provider = member.provider.clone();
+        async move { admin(&provider).get_queue_depths().await.unwrap().orchestrator_queue }
+    };
+    assert_eq!((instances(&a).await, waiting(&a).await), (1, 0));
+    finish(&client, "second", None).await;
+    client.enqueue_for_orchestrator(start("third"), None).await.unwrap();
+    assert_eq!((instances(&b).await, waiting(&b).await), (1, 0), "what a has worked out");
+    assert_eq!(admin(&client).get_system_metrics().await.unwrap().total_instances, 2, "who only calls is told exactly");
+    assert_eq!(admin(&client).get_queue_depths().await.unwrap().orchestrator_queue, 1);
+    assert_eq!((instances(&c).await, waiting(&c).await), (2, 1), "for its clock that is long ago");
+    for member in [a, b, c] {
+        member.leave().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sessions_are_cleaned_up_by_one_member() {
+    let scene = Scene::new(2);
+    let client = scene.provider("client").await;
+    let (got, _keep) = mpsc::unbounded_channel();
+    let idle = || work(TagFilter::Tags(["nothing".to_owned()].into()));
+    let a = Member::begin(&scene, "a", no_sweeps(), idle(), &got).await;
+    let b = Member::begin(&scene, "b", no_sweeps(), idle(), &got).await;
+    members(&scene, |members| are_shared(members, "work", 2)).await;
+    // A session whose owner is long gone.
+    let leave_behind = |session: &'static str| {
+        let client = &client;
+        async move {
+            begin(client, session, vec![activity_with(session, 2, Some(session), None)], Vec::new()).await;
+            let owner = SessionFetchConfig { owner_id: "gone".to_owned(), lock_timeout: Duration::from_millis(1) };
+            let fetched = client.fetch_work_item(LONG, PATIENCE, Some(&owner), &TagFilter::Any).await.unwrap();
+            client.ack_work_item(&fetched.expect("the activity").1, None).await.unwrap();
+        }
+    };
+    leave_behind("s1").await;
+    assert_eq!(a.provider.cleanup_orphaned_sessions(LONG).await.unwrap(), 1);
+    leave_behind("s2").await;
+    assert_eq!(b.provider.cleanup_orphaned_sessions(LONG).await.unwrap(), 0, "that was done a moment ago");
+    assert_eq!(client.cleanup_orphaned_sessions(LONG).await.unwrap(), 1, "who only calls does it");
+    for member in [a, b] {
+        member.leave().await;
+    }
 }

@@ -7,6 +7,7 @@ use duroxide::providers::{
     DispatcherCapabilityFilter, Provider, ProviderAdmin, SemverRange, SessionFetchConfig, TagFilter, WorkItem,
 };
 use duroxide::EventKind;
+use duroxide_cosmos::Clock;
 use duroxide_cosmos_emulator::{Gate, RequestKind, WireAction, WireRule};
 use scene::*;
 use std::{
@@ -245,4 +246,62 @@ async fn a_lock_that_a_dead_worker_left_on_a_name_that_nobody_has_goes_with_the_
     b.enqueue_for_orchestrator(start(NOBODY), None).await.unwrap();
     let (item, _, attempts) = next_turn(&b, LONG).await;
     assert_eq!((item.messages.len(), attempts), (2, 1), "{:?}", item.messages);
+}
+
+/// A worker that was killed between its claim of a start and the look that shows that the start has gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_dead_worker_left_for_a_start_that_has_gone_is_found_and_removed() {
+    let scene = Scene::new(2);
+    let a = scene.provider("a").await;
+    a.enqueue_for_orchestrator(start(INSTANCE), None).await.unwrap();
+    let claimed = Gate::new();
+    let hold = WireRule::new(WireAction::HoldAfter(claimed.clone())).on(RequestKind::Create).client("a");
+    scene.account.wire().add(hold.matching(|request| goes_to(request, INSTANCE)));
+    let dies = tokio::spawn(async move { a.fetch_orchestration_item(LOCK, PATIENCE, None).await });
+    claimed.reached().await;
+    scene.cut("a", 0);
+    dies.abort();
+    let message = scene.of_kind(INSTANCE, "message").await.pop().unwrap()["id"].as_str().unwrap().to_owned();
+    scene.container().await.delete_item(INSTANCE.to_owned(), &message, None).await.unwrap();
+    assert_eq!(scene.of_kind(INSTANCE, "instance").await.len(), 1, "what the claim has made");
+
+    let ahead = quiet().with_clock(Clock::from_fn(|| now() + 60_000));
+    let b = scene.provider_with("b", ahead).await;
+    let gone = async {
+        while !scene.of_kind(INSTANCE, "instance").await.is_empty() {
+            let fetched = b.fetch_orchestration_item(LONG, Duration::from_millis(200), None).await.unwrap();
+            assert!(fetched.is_none(), "there is nothing to run: {fetched:?}");
+        }
+    };
+    tokio::time::timeout(PATIENCE, gone).await.expect("the document that was left goes");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claimed_start_is_looked_at_after_its_lock_or_its_delay_until_a_turn_is_committed() {
+    const DELAY: Duration = Duration::from_secs(3_600);
+    let scene = Scene::new(1);
+    let ahead = quiet().with_clock(Clock::from_fn(|| now() + DELAY.as_millis() as u64 * 2));
+    let (a, b) = (scene.provider("a").await, scene.provider_with("b", ahead).await);
+    a.enqueue_for_orchestrator(start(INSTANCE), None).await.unwrap();
+    let claim = |document: &serde_json::Value| (document["lock"]["until"].as_u64(), document["due"].as_u64());
+    let instance = || async { scene.of_kind(INSTANCE, "instance").await.pop().expect("the instance's document") };
+
+    let (_, token, _) = next_turn(&a, LOCK).await;
+    let (claimed, due) = claim(&instance().await);
+    assert!(due > claimed, "{due:?} {claimed:?}");
+    a.renew_orchestration_item_lock(&token, LONG).await.unwrap();
+    let (renewed, due) = claim(&instance().await);
+    assert!(renewed > claimed && due > renewed, "{due:?} {renewed:?}");
+    a.abandon_orchestration_item(&token, Some(DELAY), false).await.unwrap();
+    let message = scene.of_kind(INSTANCE, "message").await.pop().expect("the start");
+    let (lock, due) = claim(&instance().await);
+    assert!(
+        lock.is_none() && due > message["due"].as_u64(),
+        "nobody looks before the start is there: {due:?} {message}"
+    );
+
+    let (_, token, attempts) = next_turn(&b, LONG).await;
+    assert_eq!(attempts, 2);
+    commit(&b, &token, vec![started(INSTANCE, 1)], Vec::new(), Vec::new(), running()).await.unwrap();
+    assert_eq!(claim(&instance().await), (None, None), "there is an instance now");
 }

@@ -12,7 +12,7 @@
 //! died are looked after by the next that seals. An instance that changes again is open again, contributes the difference to
 //! what the counters hold of it, and is sealed again.
 
-use super::plan;
+use super::{plan, shared};
 use crate::{
     engine::Engine,
     model::{
@@ -23,8 +23,8 @@ use crate::{
 };
 use azure_core::http::Etag;
 use duroxide::providers::{QueueDepths, SystemMetrics};
-use futures::{stream, StreamExt, TryStreamExt};
-use serde::Deserialize;
+use futures::{stream, StreamExt, TryFutureExt, TryStreamExt};
+use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
@@ -70,8 +70,29 @@ impl OpenRow {
     }
 }
 
+/// The figures as they are kept for other processes.
+#[derive(Clone, Serialize, Deserialize)]
+struct KeptMetrics(#[serde(with = "MetricsFields")] SystemMetrics);
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "SystemMetrics", rename_all = "camelCase")]
+struct MetricsFields {
+    total_instances: u64,
+    total_executions: u64,
+    running_instances: u64,
+    completed_instances: u64,
+    failed_instances: u64,
+    total_events: u64,
+}
+
+/// The system's figures, for a member of a fleet those of the last minute.
+pub(crate) async fn shared_system(engine: &Arc<Engine>) -> Result<SystemMetrics, StoreError> {
+    let work_out = system(engine).map_ok(KeptMetrics);
+    Ok(shared::ask(engine, shared::SYSTEM_METRICS, work_out).await?.whoever().0)
+}
+
 /// The system's figures: exact while at most 1,000 instances are open, a lower bound of what runs beyond that.
-pub(crate) async fn system(engine: &Arc<Engine>) -> Result<SystemMetrics, StoreError> {
+async fn system(engine: &Arc<Engine>) -> Result<SystemMetrics, StoreError> {
     let deadline = engine.deadline();
     let mut counters = read_counters(engine, deadline).await?;
     let mut open = open_instances(engine, deadline).await?;
@@ -476,8 +497,26 @@ struct WorkRow {
     until: Option<u64>,
 }
 
+/// Depths as they are kept for other processes.
+#[derive(Clone, Serialize, Deserialize)]
+struct KeptDepths(#[serde(with = "DepthsFields")] QueueDepths);
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "QueueDepths", rename_all = "camelCase")]
+struct DepthsFields {
+    orchestrator_queue: usize,
+    worker_queue: usize,
+    timer_queue: usize,
+}
+
+/// How much waits, for a member of a fleet in the last minute.
+pub(crate) async fn shared_queue_depths(engine: &Arc<Engine>) -> Result<QueueDepths, StoreError> {
+    let work_out = queue_depths(engine).map_ok(KeptDepths);
+    Ok(shared::ask(engine, shared::QUEUE_DEPTHS, work_out).await?.whoever().0)
+}
+
 /// Unlocked messages and activities: exact up to 1,000 of each.
-pub(crate) async fn queue_depths(engine: &Arc<Engine>) -> Result<QueueDepths, StoreError> {
+async fn queue_depths(engine: &Arc<Engine>) -> Result<QueueDepths, StoreError> {
     let (deadline, now) = (engine.deadline(), engine.now());
     let messages: Vec<MessageRow> =
         engine.store.query_container(queries::MESSAGE_DEPTH.statement().in_background(), deadline).await?;

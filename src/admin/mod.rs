@@ -6,6 +6,7 @@ pub(crate) mod inspect;
 pub(crate) mod metrics;
 mod plan;
 pub(crate) mod prune;
+pub(crate) mod shared;
 
 use crate::model::{status, Deleting, InstanceDocument, Millis, Partition};
 use duroxide::providers::{DeleteInstanceResult, ProviderError};

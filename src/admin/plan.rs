@@ -441,7 +441,7 @@ async fn unmark(engine: &Arc<Engine>, id: &str, plan: &str) -> Result<(), StoreE
             return Ok(());
         }
         document.deleting = None;
-        document.due = document.leaves_parked().then(|| engine.now());
+        document.due = document.must_be_looked_at().then(|| engine.now());
         let written = engine.store.replace(&partition, &instance_id(), &document, Some(&etag), deadline).await?;
         engine.cache.forget(&partition);
         if let WriteOutcome::Done(_) = written {

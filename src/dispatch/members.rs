@@ -25,7 +25,7 @@ use tracing::{debug, warn};
 
 /// How often a member renews its document, and reads those of all.
 const RENEWAL: Duration = Duration::from_secs(20);
-pub(super) const LIST: Duration = Duration::from_secs(5);
+pub(super) const LIST: Duration = Duration::from_secs(8);
 /// A member that has not renewed for so long, in seconds of the service, is taken for dead.
 const LIFE: u64 = 50;
 /// Documents that are so much older than our own are deleted by whoever lists, in seconds.

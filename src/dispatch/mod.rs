@@ -221,6 +221,11 @@ impl Dispatch {
         }
     }
 
+    /// Whether other processes look for work here, as this one does.
+    pub(crate) fn shares_the_container(&self) -> bool {
+        self.fleet.is_member() && !self.fleet.view().others.is_empty()
+    }
+
     fn took_something(&self) {
         self.took.is_now();
     }

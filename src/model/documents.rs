@@ -29,6 +29,7 @@ pub(crate) mod kind {
     pub(crate) const MEMBER: &str = "member";
     pub(crate) const BELL: &str = "bell";
     pub(crate) const FORMAT: &str = "format";
+    pub(crate) const KEPT: &str = "kept";
 }
 
 /// The format of the documents in a container. It goes up with a change that versions before it would misread; what they can
@@ -143,8 +144,8 @@ pub(crate) struct InstanceDocument {
     /// There are parked messages in its partition.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) parked: bool,
-    /// When somebody must look at it: a roll-forward or a deletion that may have been left half-way, or parked messages that
-    /// did not fit a turn.
+    /// When somebody must look at it: a roll-forward or a deletion that may have been left half-way, parked messages that
+    /// did not fit a turn, or a claim of what may turn out not to be there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) due: Option<Millis>,
 }
@@ -257,6 +258,9 @@ impl PlanDocument {
 }
 
 impl InstanceDocument {
+    /// So long after its lock has ended a document without an instance is looked at.
+    const LEFT_BEHIND: Millis = 3_000;
+
     /// The id, the same in every partition.
     pub(crate) fn document_id() -> DocumentId {
         DocumentId::new("instance", &[])
@@ -319,6 +323,34 @@ impl InstanceDocument {
     /// Whether an instance that runs has parked messages left: somebody must look, though no poll sees them.
     pub(crate) fn leaves_parked(&self) -> bool {
         self.parked && self.exists()
+    }
+
+    /// Whether there is nothing but claims: if the message goes that they were made for, nothing else tells of the document.
+    fn is_only_claimed(&self) -> bool {
+        !self.exists() && !self.parked
+    }
+
+    /// Whether somebody must look at it, though no message may tell of it.
+    pub(crate) fn must_be_looked_at(&self) -> bool {
+        self.leaves_parked() || self.is_only_claimed() || !self.staging.is_empty() || self.rolling.is_some()
+    }
+
+    /// Locks it. A poll finds a document that is left behind without an instance.
+    pub(crate) fn hold(&mut self, token: &str, until: Millis) {
+        self.lock = Some(Lock { token: token.to_owned(), until });
+        self.look_after(until);
+    }
+
+    /// Takes the lock off for messages that are there again at `due`.
+    pub(crate) fn give_up(&mut self, due: Millis) {
+        self.lock = None;
+        self.look_after(due);
+    }
+
+    fn look_after(&mut self, then: Millis) {
+        if self.is_only_claimed() {
+            self.due = Some(then.saturating_add(Self::LEFT_BEHIND));
+        }
     }
 
     /// Whether the lock is held by this token, valid or not.

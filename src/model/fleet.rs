@@ -1,6 +1,6 @@
-//! The documents of the fleet: who is there, and the bell that each can be woken with.
+//! The documents of the fleet: who is there, the bell that each can be woken with, and what one has worked out for all.
 
-use super::{kind, DocumentId, Partition, Slot, SlotRange};
+use super::{kind, DocumentId, Millis, Partition, Slot, SlotRange};
 use duroxide::providers::{DispatcherCapabilityFilter, TagFilter};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -191,6 +191,34 @@ impl BellDocument {
             help: BTreeSet::new(),
             list: false,
         }
+    }
+}
+
+/// What one process has worked out for all.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Kept<T> {
+    pub(crate) id: DocumentId,
+    pub(crate) instance_id: Partition,
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    /// When, by the clock of the one that did.
+    pub(crate) at: Millis,
+    pub(crate) answer: T,
+}
+
+impl<T> Kept<T> {
+    pub(crate) fn partition() -> Partition {
+        Partition::system("kept")
+    }
+
+    pub(crate) fn document_id(name: &str) -> DocumentId {
+        DocumentId::new("kept", &[name])
+    }
+
+    pub(crate) fn new(name: &str, at: Millis, answer: T) -> Self {
+        let (id, instance_id) = (Self::document_id(name), Self::partition());
+        Self { id, instance_id, kind: kind::KEPT.to_owned(), at, answer }
     }
 }
 

@@ -17,7 +17,7 @@ pub use clock::Clock;
 pub(crate) use clock::{Millis, Sequencer};
 pub(crate) use documents::*;
 pub(crate) use event_set::EventSet;
-pub(crate) use fleet::{BellDocument, MemberDocument, Need, Stand, Tags, Versions};
+pub(crate) use fleet::{BellDocument, Kept, MemberDocument, Need, Stand, Tags, Versions};
 pub(crate) use id::DocumentId;
 pub(crate) use marks::Marks;
 pub(crate) use partition::Partition;

@@ -11,7 +11,7 @@ use crate::{
     admin::delete,
     dispatch::OrchestrationHint,
     engine::Engine,
-    model::{clock::millis, InstanceDocument, Lock, Millis, Partition},
+    model::{clock::millis, InstanceDocument, Millis, Partition},
     store::{Deadline, Freshness, StoreError, Versioned, WriteOutcome},
 };
 use azure_core::http::Etag;
@@ -168,7 +168,7 @@ async fn begin(
 ) -> Result<Attempt, StoreError> {
     let (now, token) = (engine.now(), engine.new_token());
     let mut document = InstanceDocument::new(partition.clone(), &token, now);
-    document.lock = Some(Lock { token: token.clone(), until: now.saturating_add(millis(lock_timeout)) });
+    document.hold(&token, now.saturating_add(millis(lock_timeout)));
     document.claims.push(now);
     let written = engine.store.create(partition, &instance_id(), &document, deadline).await;
     // Where there was no document, there is neither history nor a value.
@@ -187,7 +187,7 @@ async fn take_over(
 ) -> Result<Attempt, StoreError> {
     let (now, token) = (engine.now(), engine.new_token());
     let Known { mut document, etag, contents } = known;
-    document.lock = Some(Lock { token: token.clone(), until: now.saturating_add(millis(lock_timeout)) });
+    document.hold(&token, now.saturating_add(millis(lock_timeout)));
     if document.claims.len() >= MAX_CLAIMS {
         document.claims.remove(1);
     }

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     dispatch::OrchestrationHint,
     engine::Engine,
-    model::{clock::millis, item, DocumentId, InstanceDocument, KvDocument, Lock, MessageDocument, WorkDocument},
+    model::{clock::millis, item, DocumentId, InstanceDocument, KvDocument, MessageDocument, WorkDocument},
     store::{batch, BatchOutcome, Deadline, Operation, StoreError, Versioned, WriteOutcome},
 };
 use duroxide::{
@@ -150,7 +150,7 @@ async fn keep_lock(engine: &Engine, ours: &mut Ours, deadline: Deadline) -> Resu
     loop {
         let mut next = ours.document.clone();
         let until = engine.clock.after(ours.lock_timeout);
-        next.lock = Some(Lock { token: ours.token.clone(), until });
+        next.hold(&ours.token, until);
         let written = engine.store.replace(&partition, &instance_id(), &next, Some(&ours.etag), deadline).await?;
         if let WriteOutcome::Done(etag) = written {
             (ours.document, ours.etag) = (next, etag);
@@ -291,7 +291,8 @@ async fn decline(
     forget_older_claims(engine, ours, deadline).await?;
     if items.is_empty() {
         if ours.document.parked && sight == Sight::Parked && !loaded.more {
-            (ours.document.parked, ours.document.due) = (false, None);
+            ours.document.parked = false;
+            ours.document.due = ours.document.must_be_looked_at().then(|| engine.now());
         }
         return Ok(Claimed::Nothing);
     }

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     engine::Engine,
-    model::{clock::millis, InstanceDocument, Lock, MessageDocument},
+    model::{clock::millis, InstanceDocument, MessageDocument},
     store::{BatchOutcome, Operation, StoreError, Versioned},
 };
 use tracing::debug;
@@ -102,7 +102,7 @@ async fn write(engine: &Engine, ours: &mut Ours, mut part: Vec<Operation>, last:
 /// The document once a part is parked.
 fn marked(engine: &Engine, ours: &Ours, last: bool) -> InstanceDocument {
     let mut next = ours.document.clone();
-    next.parked = true;
+    (next.parked, next.due) = (true, None);
     if last {
         next.lock = None;
         next.claims.pop();
@@ -111,7 +111,7 @@ fn marked(engine: &Engine, ours: &Ours, last: bool) -> InstanceDocument {
     // Later than before, so that a part whose answer was lost is known by it.
     let before = ours.document.lock.as_ref().map_or(0, |lock| lock.until);
     let until = engine.now().saturating_add(millis(ours.lock_timeout)).max(before + 1);
-    next.lock = Some(Lock { token: ours.token.clone(), until });
+    next.hold(&ours.token, until);
     next
 }
 

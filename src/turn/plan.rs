@@ -141,9 +141,9 @@ impl Planner<'_> {
         document.last_turn = Some(self.token.to_owned());
         document.updated_at = self.now;
         document.tally = Some("open".to_owned());
-        if document.parked {
+        if document.parked || !document.exists() {
             // What is parked, and did not fit this turn, nobody sees: somebody must look, also if this process dies.
-            document.parked = !state.whole;
+            document.parked &= !state.whole;
             document.due = document.parked.then(|| self.now + TAKEOVER_AFTER);
         }
         if !document.exists() {

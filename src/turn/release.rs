@@ -3,7 +3,7 @@
 use super::{cache::Known, instance_id, lock_lost, Phase, TurnHandle, TurnState};
 use crate::{
     engine::Engine,
-    model::{InstanceDocument, Lock, MessageDocument, Millis, Partition},
+    model::{InstanceDocument, MessageDocument, Millis, Partition},
     store::{batch, BatchOutcome, Deadline, Freshness, Operation, StoreError, Versioned, WriteOutcome},
 };
 use azure_core::http::Etag;
@@ -26,7 +26,7 @@ pub(crate) async fn renew(engine: &Arc<Engine>, token: &str, extend_for: Duratio
     let deadline = engine.deadline_at(state.until);
     let until = engine.clock.after(extend_for);
     let change = |document: &mut InstanceDocument| {
-        document.lock = Some(Lock { token: token.to_owned(), until });
+        document.hold(token, until);
     };
     match rewrite(engine, &handle, &mut state, change, deadline).await {
         Ok(Rewritten::Done) => {
@@ -61,17 +61,17 @@ pub(crate) async fn abandon(
     for Versioned { document: message, .. } in &mut returned {
         message.attempts = message.attempts.saturating_sub(u32::from(ignore_attempt));
     }
+    let delay = delay.filter(|d| !d.is_zero());
+    let due = engine.clock.after(delay.unwrap_or_default());
     let change = |document: &mut InstanceDocument| {
-        document.lock = None;
+        document.give_up(due);
         if ignore_attempt {
             document.claims.pop();
         }
     };
-    let delay = delay.filter(|d| !d.is_zero());
     let outcome = match delay {
         None => rewrite(engine, &handle, &mut state, change, deadline).await,
-        Some(delay) => {
-            let due = engine.clock.after(delay);
+        Some(_) => {
             // Claims so far are among its attempts now, whatever the clock says.
             let counted = state.document.claims.last().map_or(0, |last| last + 1);
             for Versioned { document: message, .. } in &mut returned {

@@ -13,7 +13,7 @@ use super::{cache::Known, claim::Ours, instance_id, release, TurnHandle, TurnSta
 use crate::{
     dispatch,
     engine::Engine,
-    model::{clock::millis, DocumentId, InstanceDocument, Lock, Millis, Partition, Rolling, StagedDocument, Staging},
+    model::{clock::millis, DocumentId, InstanceDocument, Millis, Partition, Rolling, StagedDocument, Staging},
     store::{batch, BatchOutcome, Deadline, Freshness, Operation, RolledBack, StoreError, Versioned},
 };
 use dashmap::DashMap;
@@ -85,7 +85,7 @@ async fn stage_part(
         let deadline = engine.deadline_at(state.until);
         let until = engine.now().saturating_add(millis(state.lock_timeout));
         let mut document = state.document.clone();
-        document.lock = Some(Lock { token: handle.token.clone(), until });
+        document.hold(&handle.token, until);
         document.staging.retain(|other| other.key != note.key);
         document.staging.push(note.clone());
         // An attempt whose answer was lost may have written this part already.
@@ -243,7 +243,7 @@ fn moved_on(document: &InstanceDocument, rolling: &Rolling) -> InstanceDocument 
         return next;
     }
     next.rolling = None;
-    if next.staging.is_empty() && !next.leaves_parked() {
+    if !next.must_be_looked_at() {
         next.due = None;
     }
     next
@@ -287,7 +287,7 @@ async fn sweep_chunk(engine: &Engine, ours: &mut Ours, note: Staging, deadline: 
     if left > 0 {
         next.staging.push(Staging { parts: left, ..note });
     }
-    if next.staging.is_empty() && !next.leaves_parked() {
+    if !next.must_be_looked_at() {
         next.due = None;
     }
     loop {

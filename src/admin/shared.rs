@@ -1,0 +1,111 @@
+//! What every runtime asks for now and then, and what is the same for all: worked out by one process, kept for the others.
+//!
+//! duroxide asks for the metrics and the queues' depths every minute and has sessions cleaned up every five, in every
+//! process. A member of a fleet takes what another has kept lately; who finds nothing young enough works it out and keeps it.
+//! So the cost does not grow with their number.
+//!
+//! Invariant: none. It is a hint that grows old: two that work it out at once overwrite each other, one that dies before it
+//! has kept it leaves that to the next. A process that is alone, or that only calls, works everything out: its answer is exact.
+
+use crate::{
+    engine::Engine,
+    model::{clock::millis, Kept, Millis},
+    store::StoreError,
+};
+use serde::{de::DeserializeOwned, Serialize};
+use std::{future::Future, time::Duration};
+use tracing::debug;
+
+/// For how long the answer to a question serves others.
+#[derive(Clone, Copy)]
+pub(crate) struct Question {
+    pub(crate) name: &'static str,
+    /// Less than the pause after which duroxide asks again.
+    pub(crate) lasts: Duration,
+}
+
+pub(crate) const SYSTEM_METRICS: Question = Question { name: "metrics", lasts: Duration::from_secs(45) };
+pub(crate) const QUEUE_DEPTHS: Question = Question { name: "depths", lasts: Duration::from_secs(45) };
+pub(crate) const SESSIONS: Question = Question { name: "sessions", lasts: Duration::from_secs(240) };
+
+/// What another process has worked out lately, or what `work_out` says.
+pub(crate) async fn ask<T, E, W>(engine: &Engine, question: Question, work_out: W) -> Result<Answer<T>, E>
+where
+    T: Clone + Serialize + DeserializeOwned + Send + Sync,
+    W: Future<Output = Result<T, E>>,
+{
+    if !engine.dispatch.shares_the_container() {
+        return work_out.await.map(Answer::Own);
+    }
+    if let Some(kept) = kept(engine, question).await {
+        return Ok(Answer::Others(kept));
+    }
+    let answer = work_out.await?;
+    keep(engine, question, answer.clone()).await;
+    Ok(Answer::Own(answer))
+}
+
+/// Who has worked it out.
+pub(crate) enum Answer<T> {
+    Own(T),
+    Others(T),
+}
+
+impl<T> Answer<T> {
+    pub(crate) fn whoever(self) -> T {
+        match self {
+            Self::Own(answer) | Self::Others(answer) => answer,
+        }
+    }
+
+    /// What this process has done itself.
+    pub(crate) fn own(self) -> Option<T> {
+        match self {
+            Self::Own(answer) => Some(answer),
+            Self::Others(_) => None,
+        }
+    }
+}
+
+async fn kept<T: DeserializeOwned>(engine: &Engine, question: Question) -> Option<T> {
+    let (partition, id) = (Kept::<T>::partition(), Kept::<T>::document_id(question.name));
+    let found = engine.store.glance::<Kept<T>>(&partition, &id, engine.deadline()).await;
+    let found = found.map_err(unimportant).ok()??.document;
+    is_young(found.at, engine.now(), question.lasts).then_some(found.answer)
+}
+
+/// Clocks may be off, to either side: what seems to be of the future is as old.
+fn is_young(at: Millis, now: Millis, lasts: Duration) -> bool {
+    at.abs_diff(now) < millis(lasts)
+}
+
+async fn keep<T: Serialize + Sync>(engine: &Engine, question: Question, answer: T) {
+    let kept = Kept::new(question.name, engine.now(), answer);
+    let written = engine.store.upsert(&kept.instance_id, &kept.id, &kept, None, engine.deadline()).await;
+    written.map_err(unimportant).ok();
+}
+
+/// Others work it out for themselves.
+fn unimportant(error: StoreError) {
+    debug!(%error, "what all members ask for could not be shared");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_serves_for_a_while_whatever_the_clocks_say() {
+        let lasts = Duration::from_secs(45);
+        assert!(is_young(100_000, 144_999, lasts));
+        assert!(is_young(144_999, 100_000, lasts), "its clock is ahead");
+        assert!(!is_young(100_000, 145_000, lasts));
+        assert!(!is_young(200_000, 100_000, lasts), "it would never grow old");
+    }
+
+    #[test]
+    fn answers_are_younger_than_the_next_question_of_the_one_who_worked_them_out() {
+        assert!(SYSTEM_METRICS.lasts < Duration::from_secs(60) && QUEUE_DEPTHS.lasts < Duration::from_secs(60));
+        assert!(SESSIONS.lasts < Duration::from_secs(300));
+    }
+}
