@@ -153,6 +153,18 @@ enum Where {
 }
 
 impl Where {
+    /// Goes there, too, if that is of the same kind.
+    fn add(&mut self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Ours, Self::Ours) => {}
+            (Self::Awaited(slots), Self::Awaited(others))
+            | (Self::Named(slots), Self::Named(others))
+            | (Self::Help(slots), Self::Help(others)) => slots.extend(others),
+            _ => return false,
+        }
+        true
+    }
+
     /// What it means in a physical partition: the slots to ask for, and those among them that a bell has named. `ours` are the
     /// slots that this process looks after.
     fn within(&self, physical: &Physical, ours: SlotRange) -> Option<(SlotRange, Vec<Slot>)> {
@@ -307,6 +319,15 @@ impl Watch {
             errand.rests = if errand.rests.is_empty() { other.rests } else { errand.rests };
         }
         self.errands.push(errand);
+    }
+
+    /// An errand to what did not answer. One like it that waits already does it, too: they would pile up meanwhile.
+    fn push_silent(&mut self, errand: Errand) {
+        let queue = errand.queue;
+        let took_over = self.errands.iter_mut().any(|other| other.queue == queue && other.what.add(&errand.what));
+        if !took_over {
+            self.push(errand);
+        }
     }
 
     /// When there is something to do next.
@@ -476,12 +497,8 @@ impl Watch {
             // Left to others: if they don't take it, it is ours.
             self.push(errand_at(errand.queue, now + Duration::from_millis(poll::GRACE), Where::Ours));
         }
-        // One that waits already meets what is silent by itself: they would pile up while it is.
-        let is_same = |rest: &Errand, other: &Errand| {
-            other.queue == rest.queue && std::mem::discriminant(&other.what) == std::mem::discriminant(&rest.what)
-        };
-        if let Some(rest) = rest.filter(|rest| !self.errands.iter().any(|other| is_same(rest, other))) {
-            self.push(rest);
+        if let Some(rest) = rest {
+            self.push_silent(rest);
         }
         trouble.map_or(Ok(()), Err)
     }
@@ -670,6 +687,28 @@ mod tests {
         }
         assert_eq!(done.iter().collect::<String>(), "esbresbr");
         assert!(watch.due(Instant::now()).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn errands_to_what_does_not_answer_dont_pile_up() {
+        let mut watch = Watch::new();
+        let named = |slot: Slot| Where::Named(BTreeSet::from([slot]));
+        let slots: BTreeSet<Slot> = (0..50).map(|n: u32| Slot::of_instance(&n.to_string())).collect();
+        for slot in slots.iter().copied() {
+            for queue in [Queue::Turns, Queue::Work] {
+                watch.push_silent(errand_at(queue, Instant::now(), named(slot)));
+                watch.push_silent(errand_at(queue, Instant::now(), Where::Ours));
+            }
+        }
+        assert_eq!(watch.errands.len(), 4, "one of each kind to each queue");
+        let told = watch.errands.iter().filter_map(|errand| match &errand.what {
+            Where::Named(named) => Some(named),
+            _ => None,
+        });
+        assert_eq!(told.collect::<Vec<_>>(), [&slots, &slots], "and none of the slots is forgotten");
+        // A ring is something else: it may name what did answer.
+        watch.push(errand_at(Queue::Turns, Instant::now(), named(Slot::of_instance("i"))));
+        assert_eq!(watch.errands.len(), 5);
     }
 
     #[tokio::test(start_paused = true)]
