@@ -60,6 +60,7 @@ pub struct CosmosDBProviderConfig {
     operation_timeout: Duration,
     bell_interval: Duration,
     sweep_interval: Duration,
+    hand_over: bool,
     leases: Arc<dyn LeaseProvider>,
     history_cache_bytes: usize,
     read_staleness: Duration,
@@ -85,6 +86,7 @@ impl Default for CosmosDBProviderConfig {
             operation_timeout: Duration::from_secs(10),
             bell_interval: Duration::from_millis(250),
             sweep_interval: Duration::from_secs(3),
+            hand_over: true,
             leases: Arc::new(EqualShares),
             history_cache_bytes: 64 * 1024 * 1024,
             read_staleness: Duration::from_millis(50),
@@ -262,6 +264,13 @@ impl CosmosDBProviderConfig {
         self
     }
 
+    /// Whether what makes work carries the claim for a dispatcher of this process that waits for it, as is the default: a start, the end
+    /// of an activity or a turn that schedules some is then one request with what follows from it.
+    pub fn with_hand_over(mut self, on: bool) -> Self {
+        self.hand_over = on;
+        self
+    }
+
     /// Which slots this process looks after, [`EqualShares`] by default.
     pub fn with_leases(mut self, leases: impl LeaseProvider + 'static) -> Self {
         self.leases = Arc::new(leases);
@@ -398,6 +407,11 @@ impl CosmosDBProviderConfig {
     /// How often a process that waits asks one physical partition for everything.
     pub fn sweep_interval(&self) -> Duration {
         self.sweep_interval
+    }
+
+    /// See [`with_hand_over`](Self::with_hand_over).
+    pub fn hand_over(&self) -> bool {
+        self.hand_over
     }
 
     /// Which slots this process looks after.
@@ -611,6 +625,7 @@ impl fmt::Debug for CosmosDBProviderConfig {
             .field("operation_timeout", &self.operation_timeout)
             .field("bell_interval", &self.bell_interval)
             .field("sweep_interval", &self.sweep_interval)
+            .field("hand_over", &self.hand_over)
             .field("leases", &self.leases)
             .field("history_cache_bytes", &self.history_cache_bytes)
             .field("read_staleness", &self.read_staleness)
@@ -666,6 +681,7 @@ mod tests {
         assert_eq!(config.operation_timeout(), Duration::from_secs(10));
         assert_eq!(config.bell_interval(), Duration::from_millis(250));
         assert_eq!(config.sweep_interval(), Duration::from_secs(3));
+        assert!(config.hand_over());
         assert_eq!(config.read_staleness(), Duration::from_millis(50));
         assert_eq!(config.history_cache_bytes(), 64 << 20);
         assert_eq!(config.throughput(), Throughput::ServerlessOrShared);
@@ -694,6 +710,7 @@ mod tests {
             .with_operation_timeout(second * 4)
             .with_bell_interval(second * 5)
             .with_sweep_interval(second * 6)
+            .with_hand_over(false)
             .with_history_cache_bytes(0)
             .with_user_agent_suffix("orders")
             .with_clock(Clock::from_fn(|| 7))
@@ -711,6 +728,7 @@ mod tests {
         assert_eq!(config.operation_timeout(), second * 4);
         assert_eq!(config.bell_interval(), second * 5);
         assert_eq!(config.sweep_interval(), second * 6);
+        assert!(!config.hand_over());
         assert_eq!(config.history_cache_bytes(), 0);
         assert_eq!(config.user_agent_suffix(), "orders");
         assert_eq!(config.clock().now(), 7);

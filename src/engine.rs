@@ -4,6 +4,7 @@ use crate::{
     config::CosmosDBProviderConfig,
     dispatch::Dispatch,
     model::{Clock, DocumentId, Millis, Partition, Sequencer},
+    orders::Orders,
     store::{Deadline, Freshness, Store},
     turn::{cache::InstanceCache, reads::Reads, staging::Rolls, TurnHandle},
     work::WorkHandle,
@@ -29,6 +30,8 @@ pub(crate) struct Engine {
     pub(crate) reads: Reads,
     pub(crate) rolls: Rolls,
     pub(crate) dispatch: Dispatch,
+    /// Dispatchers that wait, and what was claimed for them by what made it.
+    pub(crate) orders: Orders,
     /// Held while what a poll has seen of others' messages is delivered.
     pub(crate) reconciling: tokio::sync::Mutex<()>,
     /// Held while finished instances are moved into the counters.
@@ -47,6 +50,7 @@ impl Engine {
             sequencer: Sequencer::new(clock.clone(), config.randomness()),
             cache: InstanceCache::new(config.history_cache_bytes()),
             dispatch: Dispatch::new(&config),
+            orders: Orders::default(),
             reads: Reads::default(),
             rolls: Rolls::default(),
             turns: DashMap::new(),

@@ -9,6 +9,7 @@ use crate::{
     model::{
         item, DocumentId, EventSet, HistoryDocument, InstanceDocument, Marks, MessageDocument, Partition, WorkDocument,
     },
+    orders::turn::{carry, Carried, Kind},
     store::{
         batch::MAX_DOCUMENT_BYTES, queries, Applied, BatchOutcome, Deadline, Operation, Refusal, StoreError, Versioned,
         WriteOutcome,
@@ -45,8 +46,19 @@ pub(crate) async fn message(
         let (kind, limit) = (item::kind(work_item), MessageDocument::MAX_BYTES);
         return Err(refuse(format!("the message {kind} for {instance:?} has {bytes} bytes, but the limit is {limit}")));
     }
-    let written = engine.store.create_noting_repeats(&partition, &document.id, &document, engine.deadline()).await;
-    match written.map_err(|e| e.into_provider_error(OPERATION))? {
+    let (kind, deadline) = (Kind::of(work_item), engine.deadline());
+    let failed = |e: StoreError| e.into_provider_error(OPERATION);
+    let before = match carry(engine, &document, &document, kind, deadline).await.map_err(failed)? {
+        Carried::Done => return Ok(()),
+        Carried::Written => {
+            dispatch::message_written(engine, document, None, None).await;
+            return Ok(());
+        }
+        Carried::Plain(before) => before,
+    };
+    let written = engine.store.create_noting_repeats(&partition, &document.id, &document, deadline).await;
+    let (outcome, applied) = written.map_err(failed)?;
+    match (outcome, before.or(applied)) {
         (WriteOutcome::Done(etag), Applied::Perhaps) => {
             let removed = remove_copy(engine, &document, &etag).await.unwrap_or_else(|error| {
                 // The message is there all the same, and most turns know a copy by themselves.

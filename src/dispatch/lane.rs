@@ -4,7 +4,6 @@
 //! away leaves one to be finished and given back.
 
 use super::{
-    parcel::Parcel,
     poll::{Found, Look, Rest},
     queue::{Queue, Weight},
     watch, Dispatch,
@@ -12,6 +11,8 @@ use super::{
 use crate::{
     engine::Engine,
     model::{Millis, SlotRange},
+    orders::{Counter, Standing, Terms, Wants},
+    parcel::Parcel,
     store::StoreError,
 };
 use duroxide::providers::ProviderError;
@@ -45,9 +46,20 @@ pub(super) trait Order: Sync {
     type Key: Clone + Eq + Hash + Ord + Send;
     type Hint: Weight + Send;
     /// What the caller gets.
-    type Goods: Send;
+    type Goods: Send + 'static;
+    /// What it says of that at the counter.
+    type Wants: Wants + 'static;
 
     fn queue<'a>(&self, dispatch: &'a Dispatch) -> &'a Queue<Self::Key, Self::Hint>;
+
+    /// Where what others have claimed for such a caller lies.
+    fn counter<'a>(&self, engine: &'a Engine) -> &'a Counter<Self::Wants, Self::Goods>;
+
+    /// How the caller would claim.
+    fn terms(&self) -> Terms<Self::Wants>;
+
+    /// The caller has taken this from the counter.
+    fn received(&self, _engine: &Engine, _goods: &Self::Goods) {}
 
     /// The caller asks: whoever would ring somebody knows that it need not. Whether nobody here has asked so for a while.
     fn asks(&self, dispatch: &Dispatch) -> bool;
@@ -85,6 +97,12 @@ pub(super) async fn next<O: Order>(
     let dispatch = &engine.dispatch;
     let queue = order.queue(dispatch);
     let mut wait = Wait::new(poll_timeout);
+    let (counter, terms) = (order.counter(engine), order.terms());
+    let standing = (wait.patient && engine.config.hand_over()).then(|| counter.stand(terms.clone()));
+    let called = async || match &standing {
+        Some(standing) => standing.called().await,
+        None => std::future::pending().await,
+    };
     while !engine.stopping.is_cancelled() {
         if order.asks(dispatch) {
             dispatch.asked_anew.store(true, Ordering::SeqCst);
@@ -92,6 +110,12 @@ pub(super) async fn next<O: Order>(
         let notified = queue.changed.notified();
         tokio::pin!(notified);
         notified.as_mut().enable();
+        if let Some(goods) = counter.take(&terms.wants) {
+            watch::work_off_if_overdue(engine);
+            dispatch.took_something();
+            order.received(engine, &goods);
+            return Ok(Some(goods));
+        }
         let now = engine.now();
         if let Some((key, hint, seq)) = queue.take(now, now + CLAIM_TIME, |_, hint| order.fits(dispatch, hint, now)) {
             watch::work_off_if_overdue(engine);
@@ -117,10 +141,11 @@ pub(super) async fn next<O: Order>(
                 }
             }
             Next::WorkOff => {
-                let _idle = order.waiting(dispatch);
+                let _idle = (order.waiting(dispatch), standing.as_ref().map(Standing::sleeps));
                 let trouble = watch::work_off_apart(engine);
                 tokio::select! {
                     biased;
+                    () = called() => {}
                     () = notified => {}
                     trouble = trouble => if let Ok(error) = trouble {
                         wait.trouble(error, O::OPERATION)?;
@@ -130,9 +155,10 @@ pub(super) async fn next<O: Order>(
                 }
             }
             Next::Sleep(until) => {
-                let _idle = order.waiting(dispatch);
+                let _idle = (order.waiting(dispatch), standing.as_ref().map(Standing::sleeps));
                 tokio::select! {
                     biased;
+                    () = called() => {}
                     () = notified => {}
                     () = tokio::time::sleep_until(until) => {}
                     () = engine.stopping.cancelled() => {}

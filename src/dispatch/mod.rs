@@ -12,7 +12,6 @@ pub(crate) mod leases;
 mod members;
 mod memory;
 mod pace;
-mod parcel;
 mod poll;
 mod queue;
 mod recent;
@@ -28,6 +27,7 @@ use crate::{
     config::CosmosDBProviderConfig,
     engine::Engine,
     model::{kind, Clock, DocumentId, MessageDocument, Millis, Partition, Slot, WorkDocument},
+    orders::{turn::TurnWants, work::WorkWants, Wants},
     store::{Committed, Deadline, Operation, StoreError, Versioned},
 };
 use asked::Asked;
@@ -82,7 +82,7 @@ impl OrchestrationHint {
     }
 
     /// A message that this process has put into the queue. One whose ETag is not known is asked for.
-    fn of_message(document: MessageDocument, etag: Option<Etag>) -> Self {
+    pub(crate) fn of_message(document: MessageDocument, etag: Option<Etag>) -> Self {
         let mut hint = Self::new(document.instance_id.clone(), document.starts);
         match etag.filter(|_| document.item.len() <= MAX_KEPT_BYTES) {
             Some(etag) => {
@@ -277,6 +277,65 @@ impl Dispatch {
     /// The name to put on what this process puts into the queue of turns and takes itself, if it does.
     pub(crate) fn knows_turns(&self) -> Option<String> {
         self.fleet.knows_turns()
+    }
+
+    /// Whether a turn is ready that a dispatcher takes who wants this.
+    pub(crate) fn has_turn_for(&self, wants: &TurnWants, now: Millis) -> bool {
+        self.turns.has_ready(1, now, |hint| wants.takes(&hint.pinned))
+    }
+
+    /// Whether an activity is ready that a dispatcher takes who wants this.
+    pub(crate) fn has_work_for(&self, wants: &WorkWants, now: Millis) -> bool {
+        self.work.has_ready(1, now, |hint| wants.takes(&hint.document.tag))
+    }
+
+    /// A message is about to be written together with a claim of its instance: nobody else tries that meanwhile. Whether nobody does
+    /// already, and nothing else is ready for the instance.
+    pub(crate) fn begin_hand_over(&self, message: &MessageDocument, now: Millis) -> bool {
+        let until = now + lane::CLAIM_TIME;
+        let nothing_else = |hint: &OrchestrationHint| !hint.ends && hint.can_wait_until(now);
+        if !self.turns.set_busy_if(&message.instance_id, until, now, nothing_else) {
+            return false;
+        }
+        self.recent.taken(&message.instance_id, std::iter::once(&message.id), until);
+        true
+    }
+
+    /// The claim was not written, or is not ours: others can try.
+    pub(crate) fn end_hand_over(&self, message: &MessageDocument) {
+        self.recent.returned(&message.instance_id, std::iter::once(&message.id));
+        self.turn_ended(&message.instance_id);
+    }
+
+    /// Takes the oldest activity out of the queue that a dispatcher takes who wants this, if it is of this instance, without a session,
+    /// and known as it is.
+    pub(crate) fn take_next_work(
+        &self,
+        partition: &Partition,
+        wants: &WorkWants,
+        now: Millis,
+    ) -> Option<(WorkHint, String)> {
+        let such = |hint: &WorkHint| {
+            let document = &hint.document;
+            &document.instance_id == partition
+                && document.session_id.is_none()
+                && document.etag.is_some()
+                && document.due <= now
+        };
+        let fits = |hint: &WorkHint| wants.takes(&hint.document.tag);
+        let (_, hint, seq) = self.work.take_first(now, now + lane::CLAIM_TIME, fits, such)?;
+        Some((hint, seq))
+    }
+
+    /// An activity that was taken out of the queue was not claimed.
+    pub(crate) fn return_work(&self, hint: WorkHint, seq: String) {
+        let (key, now) = (hint.document.seq.clone(), self.clock.now());
+        self.work.put_back(key, hint, seq, now, now, |old, new| *old = new);
+    }
+
+    /// An activity that was taken out of the queue is somebody's.
+    pub(crate) fn work_taken(&self, key: &String) {
+        self.work.set_free(key, self.clock.now());
     }
 
     /// A message is in the queue, or will be visible at its time. It is kept where somebody here takes turns.
@@ -498,7 +557,8 @@ pub(crate) fn announce(
             Some(kind::WORK) => {
                 let Ok(mut work) = serde_json::from_value::<WorkDocument>(document.clone()) else { continue };
                 work.etag = committed.etag(index + offset).cloned();
-                if &work.instance_id != partition {
+                // What is locked was handed over.
+                if &work.instance_id != partition || work.lock.is_some() {
                     continue;
                 }
                 if dispatch.fleet.takes_work(work.tag.as_deref()) {

@@ -113,6 +113,33 @@ impl<K: Clone + Eq + Hash + Ord, H: Weight> Queue<K, H> {
         self.lock().take(now, busy_until, fits)
     }
 
+    /// Takes the oldest hint that can be tried now and that fits, if it is such; it is busy until `busy_until`.
+    pub(super) fn take_first(
+        &self,
+        now: Millis,
+        busy_until: Millis,
+        fits: impl Fn(&H) -> bool,
+        such: impl Fn(&H) -> bool,
+    ) -> Option<(K, H, String)> {
+        let mut inner = self.lock();
+        inner.promote(now);
+        let first = inner.ready.iter().find(|(_, key)| inner.entries.get(key).is_some_and(|entry| fits(&entry.hint)));
+        let first = first.map(|(_, key)| key.clone())?;
+        inner.take(now, busy_until, |key, hint| *key == first && such(hint))
+    }
+
+    /// Keeps a key from being handed out until then, if it is not busy and `may` is true of its hint.
+    pub(super) fn set_busy_if(&self, key: &K, until: Millis, now: Millis, may: impl Fn(&H) -> bool) -> bool {
+        let mut inner = self.lock();
+        let is_busy = inner.busy.get(key).is_some_and(|until| *until > now);
+        if is_busy || inner.entries.get(key).is_some_and(|entry| !may(&entry.hint)) {
+            return false;
+        }
+        inner.busy.insert(key.clone(), until);
+        inner.refile(key, now);
+        true
+    }
+
     /// Whether so many hints that can be tried now are such.
     pub(super) fn has_ready(&self, count: usize, now: Millis, such: impl Fn(&H) -> bool) -> bool {
         self.count_ready(usize::MAX, count, now, such) == count

@@ -10,6 +10,10 @@ use super::{
 use crate::{
     engine::Engine,
     model::{Millis, Partition, Slot},
+    orders::{
+        turn::{takes, Turn, TurnWants},
+        Counter, Terms,
+    },
     store::{Deadline, StoreError},
     turn::{
         claim::{self, Claimed},
@@ -17,13 +21,11 @@ use crate::{
         release,
     },
 };
-use duroxide::providers::{DispatcherCapabilityFilter, OrchestrationItem, ProviderError};
+use duroxide::providers::{DispatcherCapabilityFilter, ProviderError};
 use std::{sync::Arc, time::Duration};
 
 /// A turn that another process holds is looked at again then: it may have ended long before its lock does.
 const LOOK_AGAIN: Millis = 1_000;
-
-type Turn = (OrchestrationItem, String, u32);
 
 /// The next turn, or nothing within `poll_timeout`.
 pub(crate) async fn next_turn(
@@ -45,9 +47,18 @@ impl Order for TurnOrder<'_> {
     type Key = Partition;
     type Hint = OrchestrationHint;
     type Goods = Turn;
+    type Wants = TurnWants;
 
     fn queue<'a>(&self, dispatch: &'a Dispatch) -> &'a Queue<Partition, OrchestrationHint> {
         &dispatch.turns
+    }
+
+    fn counter<'a>(&self, engine: &'a Engine) -> &'a Counter<TurnWants, Turn> {
+        &engine.orders.turns
+    }
+
+    fn terms(&self) -> Terms<TurnWants> {
+        Terms { lock_timeout: self.lock_timeout, wants: TurnWants(self.filter.cloned()) }
     }
 
     fn asks(&self, dispatch: &Dispatch) -> bool {
@@ -59,10 +70,7 @@ impl Order for TurnOrder<'_> {
     }
 
     fn fits(&self, _dispatch: &Dispatch, hint: &OrchestrationHint, _now: Millis) -> bool {
-        match (&hint.pinned, self.filter) {
-            (Some(pinned), Some(filter)) => claim::supports(filter, pinned),
-            _ => true,
-        }
+        takes(self.filter, hint.pinned.as_ref())
     }
 
     async fn attempt(

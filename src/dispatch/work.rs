@@ -10,7 +10,11 @@ use super::{
 };
 use crate::{
     engine::Engine,
-    model::{Millis, Slot, Tags, WorkDocument},
+    model::{DocumentId, Millis, Partition, Slot, Tags, WorkDocument},
+    orders::{
+        work::{Work, WorkWants},
+        Counter, Terms,
+    },
     store::{Deadline, StoreError},
     turn::open::claim_time,
     work::{
@@ -18,10 +22,8 @@ use crate::{
         session,
     },
 };
-use duroxide::providers::{ProviderError, SessionFetchConfig, TagFilter, WorkItem};
+use duroxide::providers::{ProviderError, SessionFetchConfig, TagFilter};
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
-
-type Work = (WorkItem, String, u32);
 
 /// The next activity, or nothing within `poll_timeout`.
 pub(crate) async fn next_work(
@@ -49,9 +51,24 @@ impl Order for WorkOrder<'_> {
     type Key = String;
     type Hint = WorkHint;
     type Goods = Work;
+    type Wants = WorkWants;
 
     fn queue<'a>(&self, dispatch: &'a Dispatch) -> &'a Queue<String, WorkHint> {
         &dispatch.work
+    }
+
+    fn counter<'a>(&self, engine: &'a Engine) -> &'a Counter<WorkWants, Work> {
+        &engine.orders.work
+    }
+
+    fn terms(&self) -> Terms<WorkWants> {
+        Terms { lock_timeout: self.lock_timeout, wants: WorkWants(self.tags.clone()) }
+    }
+
+    fn received(&self, engine: &Engine, (_, token, _): &Work) {
+        if let Some(handle) = engine.works.get(token) {
+            starts(engine, &handle.partition, &handle.id);
+        }
     }
 
     fn asks(&self, dispatch: &Dispatch) -> bool {
@@ -92,9 +109,7 @@ impl Order for WorkOrder<'_> {
         match self.claim(engine, &hint).await {
             Ok(Claimed::Work(taken, _)) => {
                 work.set_free(&key, engine.now());
-                if let Some((execution, activity)) = WorkDocument::identity(&hint.document.id) {
-                    engine.reads.activity_starts(&hint.document.instance_id, execution, activity);
-                }
+                starts(engine, &hint.document.instance_id, &hint.document.id);
                 return Ok(Some(*taken));
             }
             Ok(Claimed::Gone) => work.set_free(&key, engine.now()),
@@ -123,10 +138,10 @@ impl WorkOrder<'_> {
     /// Claims in a task of its own.
     async fn claim(&self, engine: &Arc<Engine>, hint: &WorkHint) -> Result<Claimed, StoreError> {
         let (engine_too, hint_too, session) = (engine.clone(), hint.clone(), self.session.cloned());
-        let lock_timeout = self.lock_timeout;
+        let terms = self.terms();
         let claiming = async move {
-            let deadline = Deadline::after(claim_time(&engine_too, lock_timeout));
-            claim::claim(&engine_too, &hint_too, lock_timeout, session.as_ref(), deadline).await
+            let deadline = Deadline::after(claim_time(&engine_too, terms.lock_timeout));
+            claim::claim(&engine_too, &hint_too, &terms, session.as_ref(), deadline).await
         };
         let (engine_too, document) = (engine.clone(), hint.document.clone());
         let give_back = move |outcome| {
@@ -139,6 +154,13 @@ impl WorkOrder<'_> {
             }
         };
         lane::claim_apart(engine, claiming, give_back).await
+    }
+}
+
+/// An activity is about to run: it reads its orchestration's history first.
+fn starts(engine: &Engine, partition: &Partition, id: &DocumentId) {
+    if let Some((execution, activity)) = WorkDocument::identity(id) {
+        engine.reads.activity_starts(partition, execution, activity);
     }
 }
 

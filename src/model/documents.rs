@@ -550,6 +550,13 @@ pub(crate) struct PayloadDocument {
 }
 
 impl WorkDocument {
+    /// Takes it until then; the attempt counts.
+    pub(crate) fn claim(&mut self, token: &str, until: Millis) {
+        self.lock = Some(Lock { token: token.to_owned(), until });
+        self.due = until;
+        self.attempts += 1;
+    }
+
     /// Larger work items go into a document of their own.
     const INLINE: usize = 4 * 1024;
 

@@ -16,6 +16,7 @@ use crate::{
     dispatch,
     engine::Engine,
     model::{clock::millis, DocumentId, IntentDocument, MessageDocument},
+    orders::turn::{carry, Carried, Kind},
     store::{queries, BatchOutcome, Deadline, Operation, Refusal, StoreError, Versioned, WriteOutcome},
 };
 use azure_data_cosmos::feed::FeedRange;
@@ -89,11 +90,17 @@ async fn deliver(engine: &Arc<Engine>, intent: &IntentDocument, deadline: Deadli
     let unreadable = |e: String| StoreError::Malformed { detail: format!("intent {} can't be read: {e}", intent.id) };
     let id = intent.document.get("id").and_then(serde_json::Value::as_str).unwrap_or_default();
     let id = DocumentId::try_from(id.to_owned()).map_err(unreadable)?;
+    let message = || serde_json::from_value::<MessageDocument>(intent.document.clone());
+    if let Ok(message) = message() {
+        let kind = Kind::of_message(&message);
+        if let Carried::Done | Carried::Written = carry(engine, &message, &intent.document, kind, deadline).await? {
+            return Ok(());
+        }
+    }
     let written = engine.store.create(&intent.target, &id, &intent.document, deadline).await?;
     match written {
         WriteOutcome::Done(etag) => {
-            let message: MessageDocument =
-                serde_json::from_value(intent.document.clone()).map_err(|e| unreadable(e.to_string()))?;
+            let message = message().map_err(|e| unreadable(e.to_string()))?;
             dispatch::message_written(engine, message, Some(etag), None).await;
             Ok(())
         }

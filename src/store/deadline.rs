@@ -25,6 +25,11 @@ impl Deadline {
         self.remaining().is_zero()
     }
 
+    /// The earlier of the two.
+    pub(crate) fn min(self, other: Self) -> Self {
+        Self(self.0.min(other.0))
+    }
+
     /// The moment itself, for timers.
     pub(crate) fn instant(self) -> Instant {
         self.0

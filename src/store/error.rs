@@ -147,6 +147,16 @@ pub(crate) enum Applied {
     Perhaps,
 }
 
+impl Applied {
+    /// Whether one of two attempts may have happened.
+    pub(crate) fn or(self, other: Self) -> Self {
+        match self {
+            Self::No => other,
+            Self::Perhaps => self,
+        }
+    }
+}
+
 /// Substatus of a logical partition that has reached its size limit.
 const PARTITION_FULL: u16 = 1_014;
 /// Substatus of a 404 that means the container or database, not the document.

@@ -222,25 +222,37 @@ impl Store {
         operations: &[Operation],
         deadline: Deadline,
     ) -> Result<BatchOutcome, StoreError> {
+        Ok(self.batch_noting_repeats(partition, operations, deadline).await?.0)
+    }
+
+    /// Does all operations in one partition, or none, and tells whether they may have been done before by the same call, its answer
+    /// lost.
+    pub(crate) async fn batch_noting_repeats(
+        &self,
+        partition: &Partition,
+        operations: &[Operation],
+        deadline: Deadline,
+    ) -> Result<(BatchOutcome, Applied), StoreError> {
         let batch = batch::build(partition, operations)?;
         let name = format!("of {} operations", operations.len());
         let bytes = operations.iter().map(Operation::size).sum();
-        let call = self.call(OperationKind::Batch, partition, &name, deadline).sized(bytes);
-        self.send_batch(call, batch, ContentResponseOnWrite::Disabled).await?.outcome(operations.len())
+        let mut call = self.call(OperationKind::Batch, partition, &name, deadline).sized(bytes);
+        let results = self.send_batch(&mut call, batch, ContentResponseOnWrite::Disabled).await?;
+        Ok((results.outcome(operations.len())?, call.applied))
     }
 
     /// Sends a batch until it is answered for good, and reads the answer, which is `Ok` for the SDK even where nothing
     /// was done.
     async fn send_batch(
         &self,
-        mut call: Call,
+        call: &mut Call,
         batch: TransactionalBatch,
         bodies: ContentResponseOnWrite,
     ) -> Result<Results, StoreError> {
         let span = call.span.clone();
         let mut pause = MIN_PAUSE;
         loop {
-            let sending = self.ride_out(&mut call, |mut options| {
+            let sending = self.ride_out(call, |mut options| {
                 options.content_response_on_write = Some(bodies);
                 let options = BatchOptions::default().with_operation_options(options);
                 let container = &self.inner.container;

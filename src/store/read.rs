@@ -106,10 +106,10 @@ impl Store {
         id: &DocumentId,
         deadline: Deadline,
     ) -> Result<Option<Versioned<T>>, StoreError> {
-        let call = self.call(OperationKind::Read, partition, id.as_str(), deadline);
+        let mut call = self.call(OperationKind::Read, partition, id.as_str(), deadline);
         let batch = TransactionalBatch::new(partition).read_item(id.as_str().to_owned(), None);
         // A batch counts as a write: unless bodies are asked for, the SDK asks the service to leave them out.
-        let results = self.send_batch(call, batch, ContentResponseOnWrite::Enabled).await?;
+        let results = self.send_batch(&mut call, batch, ContentResponseOnWrite::Enabled).await?;
         read_result(id, &results)
     }
 }

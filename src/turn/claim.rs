@@ -82,15 +82,15 @@ enum Attempt {
 }
 
 /// An instance whose lock this process has taken.
-pub(super) struct Ours {
-    pub(super) token: String,
+pub(crate) struct Ours {
+    pub(crate) token: String,
     /// The document as this token last wrote it, and its ETag: the fence.
-    pub(super) document: InstanceDocument,
-    pub(super) etag: Etag,
-    pub(super) claimed_at: Millis,
-    pub(super) lock_timeout: Duration,
+    pub(crate) document: InstanceDocument,
+    pub(crate) etag: Etag,
+    pub(crate) claimed_at: Millis,
+    pub(crate) lock_timeout: Duration,
     /// What was known of the instance, which the claim's condition has proved.
-    pub(super) contents: Option<Contents>,
+    pub(crate) contents: Option<Contents>,
 }
 
 impl Ours {

@@ -14,6 +14,7 @@ use crate::{
     dispatch,
     engine::Engine,
     model::{kind, DocumentId, ExecutionDocument, WorkDocument},
+    orders::work::Scheduled,
     outbox,
     store::{batch, BatchOutcome, Committed, Deadline, Freshness, Operation, RolledBack, StoreError, Versioned},
 };
@@ -89,16 +90,23 @@ async fn attempt(
     let older = older_execution(engine, handle, state, ack).await?;
     let mut gone: Vec<String> = Vec::new();
     let mut staged = false;
+    let mut handed = Scheduled::new(engine, &handle.partition, ack);
     loop {
         let deadline = engine.deadline_at(state.until);
-        let mut plan = plan::plan(engine, &handle.partition, &handle.token, state, ack, older.clone())
+        let mut plan = plan::plan(engine, &handle.partition, &handle.token, state, ack, older.clone(), &handed)
             .map_err(|unplannable| refuse(handle, unplannable))?;
         plan.operations.retain(|operation| !gone.iter().any(|id| id == operation.document_id()));
         if !plan.document.staging.is_empty() {
             // What an earlier ack with this token has staged in vain: somebody must look at it, also if no message comes.
             plan.document.due = Some(engine.now() + staging::TAKEOVER_AFTER);
         }
+        if !fits(&plan) && !handed.is_empty() {
+            // What is staged is visible later than it would be locked.
+            handed.withdraw();
+            continue;
+        }
         let sent = if fits(&plan) {
+            handed.sent(&state.etag, state.until);
             send(engine, handle, state, &plan, &plan.operations, deadline).await
         } else {
             staged = true;
@@ -117,6 +125,7 @@ async fn attempt(
         };
         let rolled_back = match sent? {
             BatchOutcome::Committed(committed) => {
+                handed.done(&plan.operations, &committed, 1 + plan.consumption.len());
                 return Ok(done(engine, handle, plan, ack, committed.etag(0).cloned(), &committed, staged));
             }
             BatchOutcome::RolledBack(rolled_back) => rolled_back,
@@ -129,16 +138,26 @@ async fn attempt(
         let nothing = Committed { etags: Vec::new() };
         match verify(engine, handle, state, deadline).await? {
             // Others may have changed the document since, so that what is planned of it is not what is there.
-            Verified::Committed => return Ok(done(engine, handle, plan, ack, None, &nothing, staged)),
-            Verified::StillOurs if rolled_back.index == 0 && matches!(rolled_back.status, 404 | 412) => {}
-            Verified::StillOurs => match overtaken(&plan, &rolled_back) {
-                Some(overtaken) => return Ok(Outcome::Overtaken(overtaken)),
-                None => return Err(odd(handle, &plan, &rolled_back)),
-            },
-            Verified::Lost if left_its_history(engine, handle, &plan, deadline).await? => {
+            Verified::Committed => {
+                handed.done(&plan.operations, &nothing, 0);
                 return Ok(done(engine, handle, plan, ack, None, &nothing, staged));
             }
-            Verified::Lost => return Ok(Outcome::Lost),
+            Verified::StillOurs if rolled_back.index == 0 && matches!(rolled_back.status, 404 | 412) => {}
+            Verified::StillOurs => {
+                handed.withdraw();
+                return match overtaken(&plan, &rolled_back) {
+                    Some(overtaken) => Ok(Outcome::Overtaken(overtaken)),
+                    None => Err(odd(handle, &plan, &rolled_back)),
+                };
+            }
+            Verified::Lost if left_its_history(engine, handle, &plan, deadline).await? => {
+                handed.done(&plan.operations, &nothing, 0);
+                return Ok(done(engine, handle, plan, ack, None, &nothing, staged));
+            }
+            Verified::Lost => {
+                handed.withdraw();
+                return Ok(Outcome::Lost);
+            }
         }
         if engine.now() >= state.until {
             return Err(StoreError::Unavailable { detail: "the lock expired before the commit".to_owned() }.into());

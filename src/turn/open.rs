@@ -28,7 +28,7 @@ use std::{
 use tracing::{debug, info, warn};
 
 /// Loads what the claim protects and hands the turn out, or gives it back.
-pub(super) async fn open(
+pub(crate) async fn open(
     engine: &Arc<Engine>,
     hint: &OrchestrationHint,
     mut ours: Ours,

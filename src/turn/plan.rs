@@ -7,6 +7,7 @@ use crate::{
         item, status, DeliveredDocument, ExecutionDocument, HistoryDocument, InstanceDocument, IntentDocument,
         KvDocument, Marks, MessageDocument, Millis, Partition, StatusDocument, WorkDocument,
     },
+    orders::work::Scheduled,
     store::{batch, Operation, StoreError, Versioned},
 };
 use duroxide::{
@@ -78,6 +79,7 @@ pub(crate) fn plan(
     state: &TurnState,
     ack: &Ack,
     older: Option<ExecutionDocument>,
+    handed: &Scheduled,
 ) -> Result<Plan, Unplannable> {
     let mut planner = Planner { engine, partition, token, now: engine.now(), operations: Vec::new() };
     let mut document = state.document.clone();
@@ -90,7 +92,7 @@ pub(crate) fn plan(
     let ends = document.is_terminal() && ack.metadata.status.is_some();
     let kv = planner.kv(state, &fresh, ends)?;
     let consumption = planner.consume(&state.taken)?;
-    planner.schedule(&ack.worker_items)?;
+    planner.schedule(&ack.worker_items, handed)?;
     let intents = planner.send(&document, &ack.orchestrator_items)?;
     planner.cancel(state, &fresh, &ack.cancelled);
     if ends {
@@ -369,7 +371,7 @@ impl Planner<'_> {
         taken.iter().map(consume).collect()
     }
 
-    fn schedule(&mut self, items: &[WorkItem]) -> Result<(), Unplannable> {
+    fn schedule(&mut self, items: &[WorkItem], handed: &Scheduled) -> Result<(), Unplannable> {
         for work_item in items {
             let WorkItem::ActivityExecute { instance, execution_id, id, name, .. } = work_item else {
                 return Err(Unplannable::Target(format!("{} is not an activity", item::kind(work_item))));
@@ -379,6 +381,7 @@ impl Planner<'_> {
             let seq = self.engine.sequencer.next();
             let (mut work, payload) = WorkDocument::new(partition, id, work_item, seq, self.now).map_err(unwritable)?;
             work.by = self.engine.dispatch.knows_turns();
+            handed.lock(&mut work);
             if let Some(payload) = payload {
                 self.add_checked(Operation::upsert(&payload)?, || format!("the input of activity {name:?}"))?;
             }

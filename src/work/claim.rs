@@ -6,7 +6,8 @@ use super::{session, unreadable, WorkHandle, WorkState};
 use crate::{
     dispatch::WorkHint,
     engine::Engine,
-    model::{clock::millis, Lock, Millis, PayloadDocument, WorkDocument},
+    model::{clock::millis, DocumentId, Millis, Partition, PayloadDocument, WorkDocument},
+    orders::{work::WorkWants, Terms},
     store::{Applied, Deadline, Freshness, StoreError, Versioned, WriteOutcome},
     turn::cache::Known,
 };
@@ -34,7 +35,7 @@ pub(crate) enum Claimed {
 pub(crate) async fn claim(
     engine: &Arc<Engine>,
     hint: &WorkHint,
-    lock_timeout: Duration,
+    terms: &Terms<WorkWants>,
     owner: Option<&SessionFetchConfig>,
     deadline: Deadline,
 ) -> Result<Claimed, StoreError> {
@@ -45,7 +46,7 @@ pub(crate) async fn claim(
         },
         _ => None,
     };
-    let outcome = take(engine, hint, lock_timeout, deadline).await;
+    let outcome = take(engine, hint, terms, deadline).await;
     if let Ok(Claimed::Work(work, _)) = outcome {
         return Ok(Claimed::Work(work, hold));
     }
@@ -58,7 +59,7 @@ pub(crate) async fn claim(
 async fn take(
     engine: &Arc<Engine>,
     hint: &WorkHint,
-    lock_timeout: Duration,
+    terms: &Terms<WorkWants>,
     deadline: Deadline,
 ) -> Result<Claimed, StoreError> {
     let (mut document, mut etag) = (hint.document.clone(), hint.document.etag.clone());
@@ -75,8 +76,8 @@ async fn take(
         if document.due > now {
             return Ok(Claimed::Held(document.due));
         }
-        match lock(engine, document.clone(), known, lock_timeout, now, deadline).await? {
-            Locked::Ours(held) => return open(engine, *held, lock_timeout, deadline).await,
+        match lock(engine, document.clone(), known, terms.lock_timeout, now, deadline).await? {
+            Locked::Ours(held) => return open(engine, *held, terms, deadline).await,
             // Others have it, or are done with it. If it comes back, whoever gives it back says so, or a look finds it.
             Locked::Lost => return Ok(Claimed::Gone),
             Locked::Stale => match look(engine, &document, deadline).await? {
@@ -116,9 +117,7 @@ async fn lock(
 ) -> Result<Locked, StoreError> {
     let token = engine.new_token();
     let until = now.saturating_add(millis(lock_timeout));
-    document.lock = Some(Lock { token: token.clone(), until });
-    document.due = until;
-    document.attempts += 1;
+    document.claim(&token, until);
     let partition = document.instance_id.clone();
     let store = &engine.store;
     let written = store.replace_noting_repeats(&partition, &document.id, &document, Some(&etag), deadline).await;
@@ -150,7 +149,7 @@ async fn lock(
 
 /// Gives a claim back whose write may have happened, or may yet happen: until its lock would end, or the document is not the
 /// one any more that the write depends on.
-fn give_back_unknown(engine: &Arc<Engine>, document: WorkDocument, token: String, condition: Etag) {
+pub(crate) fn give_back_unknown(engine: &Arc<Engine>, document: WorkDocument, token: String, condition: Etag) {
     let (engine_too, until) = (engine.clone(), document.due);
     engine.spawn(async move {
         let deadline = Deadline::after(GIVE_BACK_TIME);
@@ -161,10 +160,10 @@ fn give_back_unknown(engine: &Arc<Engine>, document: WorkDocument, token: String
 }
 
 /// Reads the payload and hands the activity out.
-async fn open(
+pub(crate) async fn open(
     engine: &Arc<Engine>,
     (document, etag, token): (WorkDocument, Etag, String),
-    lock_timeout: Duration,
+    terms: &Terms<WorkWants>,
     deadline: Deadline,
 ) -> Result<Claimed, StoreError> {
     let item = match payload(engine, &document, deadline).await {
@@ -175,7 +174,7 @@ async fn open(
         }
     };
     let until = document.lock.as_ref().map_or(0, |lock| lock.until);
-    if until.saturating_sub(engine.now()) < millis(lock_timeout) / 2 {
+    if until.saturating_sub(engine.now()) < millis(terms.lock_timeout) / 2 {
         // It took so long that the caller would lose it: it is not counted.
         give_back_later(engine, document, token);
         return Ok(Claimed::Held(engine.now() + 20));
@@ -193,9 +192,9 @@ async fn open(
         }
     }
     let attempts = document.attempts;
-    let partition = document.instance_id.clone();
+    let (partition, id, terms) = (document.instance_id.clone(), document.id.clone(), terms.clone());
     let state = WorkState { until, document, etag, identity, closed: false };
-    let handle = WorkHandle { token: token.clone(), partition, state: state.into() };
+    let handle = WorkHandle { token: token.clone(), partition, id, terms, state: state.into() };
     engine.works.insert(token.clone(), Arc::new(handle));
     match parsed {
         Ok(work_item) => Ok(Claimed::Work(Box::new((work_item, token, attempts)), None)),
@@ -228,6 +227,21 @@ pub(crate) fn give_back_later(engine: &Arc<Engine>, document: WorkDocument, toke
             Err(error) => warn!(id = %document.id, %error, "an activity could not be given back: its lock expires"),
         }
     });
+}
+
+/// Gives back an activity of which no more is known than its id.
+pub(crate) async fn give_back_named(engine: &Engine, partition: &Partition, id: String, token: String) {
+    let Ok(id) = DocumentId::try_from(id) else { return };
+    let deadline = Deadline::after(GIVE_BACK_TIME);
+    let found = engine.store.read::<WorkDocument>(partition, &id, Freshness::LatestCommitted, deadline).await;
+    let given_back = match found {
+        Ok(Some(found)) => give_back(engine, &found.document, &token, deadline).await,
+        Ok(None) => Ok(()),
+        Err(error) => Err(error),
+    };
+    if let Err(error) = given_back {
+        warn!(%id, %error, "an activity could not be given back: its lock expires");
+    }
 }
 
 /// Gives a claim back, uncounted, if its token is still the lock's.

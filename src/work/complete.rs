@@ -5,7 +5,11 @@ use crate::{
     dispatch,
     engine::Engine,
     model::{item, DocumentId, Lock, MessageDocument, Partition, WorkDocument},
-    store::{BatchOutcome, Deadline, Freshness, Operation, StoreError, Versioned, WriteOutcome},
+    orders::{
+        turn::{Kind, TurnOffer},
+        work::Next,
+    },
+    store::{BatchOutcome, Committed, Deadline, Freshness, Operation, StoreError, Versioned, WriteOutcome},
     turn::{failure, load, read},
 };
 use azure_core::http::Etag;
@@ -48,6 +52,11 @@ pub(crate) async fn complete(
     };
     let outcome = remove(engine, &handle, &mut state, message.as_ref()).await;
     match outcome {
+        Ok(Removed::HandedOver) => {
+            close(engine, &handle, &mut state);
+            touch_session(engine, &state).await;
+            Ok(())
+        }
         Ok(Removed::Done(etag)) => {
             close(engine, &handle, &mut state);
             if let Some(message) = message {
@@ -69,6 +78,8 @@ pub(crate) async fn complete(
 enum Removed {
     /// It is gone; the ETag of its completion where the service said so.
     Done(Option<Etag>),
+    /// It is gone, and whoever waited for its orchestration's turn has it.
+    HandedOver,
     /// It was cancelled, or somebody else has it.
     NotOurs,
 }
@@ -108,6 +119,7 @@ async fn remove(
 ) -> Result<Removed, StoreError> {
     let here = message.filter(|m| m.instance_id == handle.partition);
     let mut with_payload = state.document.has_payload_document();
+    let mut along = Along::new(engine, handle, state, here);
     let etag = loop {
         let deadline = engine.deadline_at(state.until);
         let mut operations = vec![Operation::delete(state.document.id.clone(), Some(&state.etag))];
@@ -117,18 +129,37 @@ async fn remove(
         if with_payload {
             operations.push(Operation::delete(WorkDocument::payload_id(&state.document.id), None));
         }
-        match engine.store.batch(&handle.partition, &operations, deadline).await? {
-            BatchOutcome::Committed(committed) => break committed.etag(1).cloned(),
-            BatchOutcome::RolledBack(back)
-                if back.index == operations.len() - 1 && with_payload && back.status == 404 =>
-            {
+        let plain = operations.len();
+        operations.extend(along.operation()?);
+        let sent = engine.store.batch(&handle.partition, &operations, along.deadline(deadline)).await;
+        if sent.as_ref().is_err_and(StoreError::is_passing) && !along.is_nothing() && !deadline.passed() {
+            // The plain way finds out what has happened; what was claimed, if it was, is given back.
+            along = Along::Nothing;
+            continue;
+        }
+        match sent? {
+            BatchOutcome::Committed(committed) => {
+                if along.done(&committed, plain).await {
+                    return Ok(Removed::HandedOver);
+                }
+                break committed.etag(1).cloned();
+            }
+            BatchOutcome::RolledBack(back) if back.index == plain && matches!(back.status, 404 | 412) => {
+                along.refused();
+                along = Along::Nothing;
+            }
+            BatchOutcome::RolledBack(back) if back.index == plain - 1 && with_payload && back.status == 404 => {
                 with_payload = false;
             }
             BatchOutcome::RolledBack(back) if matches!(back.status, 404 | 409 | 412) => {
                 match verify(engine, handle, state, here, deadline).await? {
+                    Verified::Done if along.look().await => return Ok(Removed::HandedOver),
                     Verified::Done => break None,
                     Verified::StillOurs => {}
-                    Verified::Lost => return Ok(Removed::NotOurs),
+                    Verified::Lost => {
+                        along.withdraw();
+                        return Ok(Removed::NotOurs);
+                    }
                 }
             }
             BatchOutcome::RolledBack(back) => {
@@ -144,6 +175,94 @@ async fn remove(
         return Ok(Removed::Done(None));
     }
     Ok(Removed::Done(etag.filter(|_| here.is_some())))
+}
+
+/// What is claimed by the batch that ends an activity.
+enum Along {
+    Nothing,
+    /// The turn of its orchestration.
+    Turn(TurnOffer),
+    /// The next activity for the same worker.
+    Next(Next),
+}
+
+impl Along {
+    fn new(engine: &Arc<Engine>, handle: &WorkHandle, state: &WorkState, message: Option<&MessageDocument>) -> Self {
+        // Who has the instance at hand is told.
+        let is_ours = dispatch::teller(engine, state.document.by.as_deref()).is_none();
+        let turn = message.filter(|_| is_ours).and_then(|message| TurnOffer::new(engine, message, Kind::End));
+        match turn {
+            Some(turn) => Self::Turn(turn),
+            None => Next::new(engine, handle).map_or(Self::Nothing, Self::Next),
+        }
+    }
+
+    fn is_nothing(&self) -> bool {
+        matches!(self, Self::Nothing)
+    }
+
+    fn operation(&mut self) -> Result<Option<Operation>, StoreError> {
+        match self {
+            Self::Nothing => Ok(None),
+            Self::Turn(offer) => offer.operation().map(Some),
+            Self::Next(next) => next.operation().map(Some),
+        }
+    }
+
+    fn deadline(&self, deadline: Deadline) -> Deadline {
+        match self {
+            Self::Nothing => deadline,
+            Self::Turn(offer) => offer.deadline(deadline),
+            Self::Next(next) => next.deadline(deadline),
+        }
+    }
+
+    /// The batch is done, with this operation at `index`. Whether the completion is somebody's now.
+    async fn done(self, committed: &Committed, index: usize) -> bool {
+        let etag = committed.etag(index).cloned();
+        match self {
+            Self::Nothing => false,
+            Self::Turn(offer) => {
+                offer.done(committed.etag(1).cloned(), etag);
+                true
+            }
+            Self::Next(next) => {
+                next.done(etag).await;
+                false
+            }
+        }
+    }
+
+    /// The batch was done, its answer lost. Whether the completion is looked after.
+    async fn look(&mut self) -> bool {
+        match std::mem::replace(self, Self::Nothing) {
+            Self::Nothing => false,
+            Self::Turn(offer) => {
+                offer.look();
+                true
+            }
+            Self::Next(next) => {
+                next.done(None).await;
+                false
+            }
+        }
+    }
+
+    fn refused(self) {
+        match self {
+            Self::Nothing => {}
+            Self::Turn(offer) => offer.refused(),
+            Self::Next(next) => next.refused(),
+        }
+    }
+
+    fn withdraw(self) {
+        match self {
+            Self::Nothing => {}
+            Self::Turn(offer) => offer.withdraw(),
+            Self::Next(next) => next.withdraw(),
+        }
+    }
 }
 
 enum Verified {

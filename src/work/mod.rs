@@ -9,7 +9,10 @@ pub(crate) mod complete;
 pub(crate) mod session;
 mod unreadable;
 
-use crate::model::{Millis, Partition, WorkDocument};
+use crate::{
+    model::{DocumentId, Millis, Partition, WorkDocument},
+    orders::{work::WorkWants, Terms},
+};
 use azure_core::http::Etag;
 use duroxide::providers::ProviderError;
 
@@ -17,6 +20,9 @@ use duroxide::providers::ProviderError;
 pub(crate) struct WorkHandle {
     pub(crate) token: String,
     pub(crate) partition: Partition,
+    pub(crate) id: DocumentId,
+    /// How the worker that has it claims: it comes back for the next when this one has ended.
+    pub(crate) terms: Terms<WorkWants>,
     pub(crate) state: tokio::sync::Mutex<WorkState>,
 }
 

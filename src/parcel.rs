@@ -1,18 +1,18 @@
 //! What a claim hands over, so that nothing stays locked by nobody when the caller has gone away.
 
 /// Something claimed for a caller. Where nobody takes it out, it is given back.
-pub(super) struct Parcel<T> {
+pub(crate) struct Parcel<T> {
     contents: Option<T>,
     give_back: Option<Box<dyn FnOnce(T) + Send>>,
 }
 
 impl<T> Parcel<T> {
-    pub(super) fn new(contents: T, give_back: impl FnOnce(T) + Send + 'static) -> Self {
+    pub(crate) fn new(contents: T, give_back: impl FnOnce(T) + Send + 'static) -> Self {
         Self { contents: Some(contents), give_back: Some(Box::new(give_back)) }
     }
 
     /// The caller has it now.
-    pub(super) fn open(mut self) -> Option<T> {
+    pub(crate) fn open(mut self) -> Option<T> {
         self.give_back = None;
         self.contents.take()
     }

@@ -1,0 +1,227 @@
+//! Handed over: the write that makes work carries the claim for a dispatcher that waits for it.
+//!
+//! A dispatcher that waits is a standing order: it says how long it would lock and what it takes. Whoever is about to write what
+//! such a dispatcher would claim next (a start, the end of an activity, a turn with activities, a delivery) *reserves* an order,
+//! and puts the claim into the same batch ([`turn`], [`work`]). Once the batch is done, what was claimed lies on the
+//! *counter*, and the dispatcher that was reserved, or any other that fits, takes it without a request.
+//!
+//! Invariants.
+//! 1. A hand-over is a claim like any other: conditional on the document that it locks, counted, fenced by the ETag that the batch
+//!    returns. A batch whose condition fails is sent again without it.
+//! 2. *First come.* An order is reserved only while nothing is ready in the queue that fits it.
+//! 3. What is claimed for nobody is given back, uncounted: an offer that is dropped after it was sent, whatever became of its batch; and
+//!    what nobody has taken from the counter for [`KEPT_FOR`].
+//!
+//! Crash points: as those of a claim. The lock of what was handed over by a process that died expires.
+
+pub(crate) mod turn;
+pub(crate) mod work;
+
+use crate::{engine::Engine, parcel::Parcel};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+use tokio::sync::Notify;
+
+/// So long something lies on the counter before it is given back: dispatchers come back at once, or are busy.
+const KEPT_FOR: Duration = Duration::from_millis(200);
+/// A hand-over may take this part of the lock, then the plain way is taken.
+const PART_OF_LOCK: u32 = 4;
+
+/// What a dispatcher takes.
+pub(crate) trait Wants: Clone + Send {
+    /// What is said of something that lies on the counter.
+    type Label: Send;
+
+    fn takes(&self, label: &Self::Label) -> bool;
+}
+
+/// How a dispatcher would claim.
+#[derive(Clone, Debug)]
+pub(crate) struct Terms<W> {
+    pub(crate) lock_timeout: Duration,
+    pub(crate) wants: W,
+}
+
+/// Where dispatchers of one kind wait, and what was claimed for them.
+pub(crate) struct Counter<W: Wants, G>(Arc<Mutex<Inner<W, G>>>);
+
+struct Inner<W: Wants, G> {
+    /// Those who wait, by when they came.
+    waiting: BTreeMap<u64, Waiting<W>>,
+    /// What was claimed, in the order in which it was.
+    goods: BTreeMap<u64, Good<W, G>>,
+    next: u64,
+}
+
+struct Waiting<W> {
+    terms: Terms<W>,
+    /// It has looked at the queue, found nothing, and sleeps.
+    asleep: bool,
+    reserved: bool,
+    called: Arc<Notify>,
+}
+
+struct Good<W: Wants, G> {
+    label: W::Label,
+    parcel: Parcel<G>,
+    /// Its dispatcher is not offered anything else meanwhile.
+    reserved: Option<Reserved<W, G>>,
+}
+
+impl<W: Wants, G> Default for Counter<W, G> {
+    fn default() -> Self {
+        Self(Arc::new(Mutex::new(Inner { waiting: BTreeMap::new(), goods: BTreeMap::new(), next: 0 })))
+    }
+}
+
+impl<W: Wants, G> Clone for Counter<W, G> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<W: Wants, G: Send + 'static> Counter<W, G>
+where
+    W: 'static,
+{
+    fn lock(&self) -> MutexGuard<'_, Inner<W, G>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A dispatcher comes to the counter, for as long as what this returns is kept.
+    pub(crate) fn stand(&self, terms: Terms<W>) -> Standing<W, G> {
+        let mut inner = self.lock();
+        inner.next += 1;
+        let (number, called) = (inner.next, Arc::new(Notify::new()));
+        let waiting = Waiting { terms, asleep: false, reserved: false, called: called.clone() };
+        inner.waiting.insert(number, waiting);
+        Standing { counter: self.clone(), number, called }
+    }
+
+    /// Reserves a dispatcher that sleeps and takes this; `comes_first` tells of one with these terms that something older waits for it.
+    fn reserve(&self, label: &W::Label, comes_first: impl Fn(&Terms<W>) -> bool) -> Option<Reserved<W, G>> {
+        let mut inner = self.lock();
+        let is_free = |waiting: &&mut Waiting<W>| {
+            waiting.asleep && !waiting.reserved && waiting.terms.wants.takes(label) && !comes_first(&waiting.terms)
+        };
+        let (number, waiting) =
+            inner.waiting.iter_mut().map(|(number, waiting)| (*number, waiting)).find(|(_, w)| is_free(&w))?;
+        waiting.reserved = true;
+        let (terms, called) = (waiting.terms.clone(), waiting.called.clone());
+        Some(Reserved { counter: self.clone(), number, terms, called })
+    }
+
+    /// Lays something on the counter, for the dispatcher that was reserved for it if there is one. Where nobody comes for it, it
+    /// is given back.
+    fn lay(&self, engine: &Arc<Engine>, label: W::Label, parcel: Parcel<G>, reserved: Option<Reserved<W, G>>)
+    where
+        G: 'static,
+        W::Label: 'static,
+    {
+        let called = reserved.as_ref().map(|reserved| reserved.called.clone());
+        let number = {
+            let mut inner = self.lock();
+            inner.next += 1;
+            let number = inner.next;
+            inner.goods.insert(number, Good { label, parcel, reserved });
+            number
+        };
+        if let Some(called) = called {
+            called.notify_one();
+        }
+        let (counter, stopping) = (self.clone(), engine.stopping.clone());
+        engine.spawn(async move {
+            tokio::select! {
+                biased;
+                () = stopping.cancelled() => {}
+                () = tokio::time::sleep(KEPT_FOR) => {}
+            }
+            // It is given back where it is dropped, which must not happen under the lock.
+            let left = counter.lock().goods.remove(&number);
+            drop(left);
+        });
+    }
+
+    /// The first thing on the counter that fits.
+    pub(crate) fn take(&self, wants: &W) -> Option<G> {
+        let good = {
+            let mut inner = self.lock();
+            let number = inner.goods.iter().find(|(_, good)| wants.takes(&good.label)).map(|(number, _)| *number)?;
+            inner.goods.remove(&number)
+        };
+        let Good { parcel, reserved, .. } = good?;
+        drop(reserved);
+        parcel.open()
+    }
+}
+
+/// A dispatcher at the counter. It leaves when this is dropped.
+pub(crate) struct Standing<W: Wants + 'static, G: Send + 'static> {
+    counter: Counter<W, G>,
+    number: u64,
+    called: Arc<Notify>,
+}
+
+impl<W: Wants, G: Send> Standing<W, G> {
+    /// It has nothing to do until what this returns is dropped.
+    pub(crate) fn sleeps(&self) -> Asleep<'_, W, G> {
+        self.set_asleep(true);
+        Asleep(self)
+    }
+
+    fn set_asleep(&self, asleep: bool) {
+        if let Some(waiting) = self.counter.lock().waiting.get_mut(&self.number) {
+            waiting.asleep = asleep;
+        }
+    }
+
+    /// Something lies on the counter for it.
+    pub(crate) async fn called(&self) {
+        self.called.notified().await;
+    }
+}
+
+impl<W: Wants, G: Send> Drop for Standing<W, G> {
+    fn drop(&mut self) {
+        self.counter.lock().waiting.remove(&self.number);
+    }
+}
+
+/// A dispatcher that sleeps.
+pub(crate) struct Asleep<'a, W: Wants + 'static, G: Send + 'static>(&'a Standing<W, G>);
+
+impl<W: Wants, G: Send> Drop for Asleep<'_, W, G> {
+    fn drop(&mut self) {
+        self.0.set_asleep(false);
+    }
+}
+
+/// A dispatcher that nobody else may offer anything, until this is dropped.
+struct Reserved<W: Wants, G> {
+    counter: Counter<W, G>,
+    number: u64,
+    terms: Terms<W>,
+    called: Arc<Notify>,
+}
+
+impl<W: Wants, G> Drop for Reserved<W, G> {
+    fn drop(&mut self) {
+        let mut inner = self.counter.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(waiting) = inner.waiting.get_mut(&self.number) {
+            waiting.reserved = false;
+        }
+    }
+}
+
+/// The counters of a process.
+#[derive(Default)]
+pub(crate) struct Orders {
+    pub(crate) turns: Counter<turn::TurnWants, turn::Turn>,
+    pub(crate) work: Counter<work::WorkWants, work::Work>,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,326 @@
+//! Turns: the claim of an instance goes with the write of a message for it.
+//!
+//! For a start that is the creation of the instance's document, locked. For any other message it is a replacement of the document
+//! that this process knows, with its history and values, since it has committed the last turn; nothing may be in the way (a lock,
+//! earlier claims, a deletion, parked messages …), and nothing may be ready for the instance that came before. The end of an activity,
+//! or of a child, carries the claim only if it is the last that the instance waits for: others would share its turn.
+
+use super::{Reserved, Terms, Wants, PART_OF_LOCK};
+use crate::{
+    dispatch::{self, OrchestrationHint},
+    engine::Engine,
+    model::{clock::millis, InstanceDocument, MessageDocument, Millis},
+    parcel::Parcel,
+    store::{Applied, BatchOutcome, Deadline, Operation, StoreError},
+    turn::{
+        cache::{Contents, Known},
+        claim::{self, Claimed, Ours},
+        instance_id, load, open, release,
+    },
+};
+use azure_core::http::Etag;
+use duroxide::{
+    providers::{DispatcherCapabilityFilter, OrchestrationItem, WorkItem},
+    Event, EventKind,
+};
+use std::sync::Arc;
+use tracing::debug;
+
+/// What a dispatcher of turns gets.
+pub(crate) type Turn = (OrchestrationItem, String, u32);
+
+/// The versions that a dispatcher runs.
+#[derive(Clone, Debug)]
+pub(crate) struct TurnWants(pub(crate) Option<DispatcherCapabilityFilter>);
+
+impl Wants for TurnWants {
+    /// The version that the execution is pinned to.
+    type Label = Option<semver::Version>;
+
+    fn takes(&self, pinned: &Self::Label) -> bool {
+        takes(self.0.as_ref(), pinned.as_ref())
+    }
+}
+
+/// Whether a dispatcher with this filter runs an execution that is pinned so, as far as that is known.
+pub(crate) fn takes(filter: Option<&DispatcherCapabilityFilter>, pinned: Option<&semver::Version>) -> bool {
+    match (pinned, filter) {
+        (Some(pinned), Some(filter)) => claim::supports(filter, pinned),
+        _ => true,
+    }
+}
+
+/// What a message is to its instance.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// It begins it.
+    Start,
+    /// It ends one of the things that it waits for.
+    End,
+    Other,
+}
+
+impl Kind {
+    pub(crate) fn of(item: &WorkItem) -> Self {
+        match item {
+            WorkItem::StartOrchestration { .. } | WorkItem::ContinueAsNew { .. } => Self::Start,
+            WorkItem::ActivityCompleted { .. }
+            | WorkItem::ActivityFailed { .. }
+            | WorkItem::SubOrchCompleted { .. }
+            | WorkItem::SubOrchFailed { .. } => Self::End,
+            _ => Self::Other,
+        }
+    }
+
+    pub(crate) fn of_message(message: &MessageDocument) -> Self {
+        serde_json::from_str(&message.item).map_or(Self::Other, |item| Self::of(&item))
+    }
+}
+
+/// A claim that goes with the write of a message. Dropped after it was sent, it is given back.
+pub(crate) struct TurnOffer {
+    engine: Arc<Engine>,
+    /// None once it is settled.
+    claim: Option<Claim>,
+    message: MessageDocument,
+    sent: bool,
+}
+
+struct Claim {
+    token: String,
+    /// The instance's document with the lock.
+    document: InstanceDocument,
+    /// What its write depends on; none where it depends on there being no document.
+    condition: Option<Etag>,
+    contents: Option<Contents>,
+    claimed_at: Millis,
+    reserved: Reserved<TurnWants, Turn>,
+}
+
+impl TurnOffer {
+    /// A claim for this message, if a dispatcher waits for it and nothing is in the way.
+    pub(crate) fn new(engine: &Arc<Engine>, message: &MessageDocument, kind: Kind) -> Option<Self> {
+        let now = engine.now();
+        if !engine.config.hand_over() || message.due > now {
+            return None;
+        }
+        let partition = &message.instance_id;
+        let known = match (kind, engine.cache.get(partition)) {
+            (Kind::Start, None) => None,
+            (Kind::End | Kind::Other, Some(known)) if may_take_over(engine, &known, kind) => Some(known),
+            _ => return None,
+        };
+        let (document, condition, contents) = match known {
+            None => (None, None, Some(load::nothing())),
+            Some(Known { document, etag, contents }) => (Some(document), Some(etag), contents),
+        };
+        let pinned = document.as_ref().and_then(pinned);
+        let comes_first = |terms: &Terms<TurnWants>| engine.dispatch.has_turn_for(&terms.wants, now);
+        let reserved = engine.orders.turns.reserve(&pinned, comes_first)?;
+        if !engine.dispatch.begin_hand_over(message, now) {
+            return None;
+        }
+        let token = engine.new_token();
+        let mut document = document.unwrap_or_else(|| InstanceDocument::new(partition.clone(), &token, now));
+        document.hold(&token, now.saturating_add(millis(reserved.terms.lock_timeout)));
+        document.claims.push(now);
+        let claim = Claim { token, document, condition, contents, claimed_at: now, reserved };
+        Some(Self { engine: engine.clone(), claim: Some(claim), message: message.clone(), sent: false })
+    }
+
+    /// The write that makes it ours: to be sent in one batch with the message, after it.
+    pub(crate) fn operation(&mut self) -> Result<Operation, StoreError> {
+        let Some(claim) = &self.claim else {
+            return Err(StoreError::Malformed { detail: "a hand-over was settled before it was sent".to_owned() });
+        };
+        let operation = match &claim.condition {
+            None => Operation::create(&claim.document)?,
+            Some(etag) => Operation::replace(instance_id(), &claim.document, Some(etag))?,
+        };
+        self.sent = true;
+        Ok(operation)
+    }
+
+    /// Until when the batch is tried with it, of a call that has until `deadline`.
+    pub(crate) fn deadline(&self, deadline: Deadline) -> Deadline {
+        let lock = self.claim.as_ref().map(|claim| claim.reserved.terms.lock_timeout);
+        lock.map_or(deadline, |lock| deadline.min(Deadline::after(lock / PART_OF_LOCK)))
+    }
+
+    /// The batch is done, with these ETags of the message and of the instance's document: whoever waits gets the turn.
+    pub(crate) fn done(mut self, message: Option<Etag>, instance: Option<Etag>) {
+        // An answer without it is none.
+        let Some(instance) = instance else { return self.look() };
+        let Some(claim) = self.claim.take() else { return };
+        let (engine, document) = (self.engine.clone(), self.message.clone());
+        let serving = serve(self.engine.clone(), claim, document, message, None, instance);
+        engine.spawn(serving);
+    }
+
+    /// The batch may be done, its answer lost; the message is there. What else is there tells whose it is: where it is not ours, it is put
+    /// into the queue.
+    pub(crate) fn look(mut self) {
+        let engine = self.engine.clone();
+        engine.spawn(async move {
+            let (engine, partition) = (self.engine.clone(), self.message.instance_id.clone());
+            // Where that can't be found out, it is given back by being dropped.
+            let found = match release::read_latest(&engine, &partition, engine.deadline()).await {
+                Ok(found) => found,
+                Err(error) => {
+                    debug!(instance_id = partition.instance_id(), %error, "what may have been handed over is given back");
+                    return;
+                }
+            };
+            let Some(claim) = self.claim.take() else { return };
+            match found {
+                Some(found) if found.document.held_by(&claim.token) => {
+                    let message = self.message.clone();
+                    serve(engine, claim, message, None, Some(found.document), found.etag).await;
+                }
+                _ => {
+                    engine.dispatch.end_hand_over(&self.message);
+                    dispatch::message_written(&engine, self.message.clone(), None, None).await;
+                }
+            }
+        });
+    }
+
+    /// The batch was refused because of it: nothing was written, and what was known of the instance is of the past.
+    pub(crate) fn refused(mut self) {
+        crate::observe::claim_race("hand-over");
+        self.engine.cache.forget(&self.message.instance_id);
+        self.sent = false;
+    }
+
+    /// The batch was refused for another reason.
+    pub(crate) fn withdraw(mut self) {
+        self.sent = false;
+    }
+}
+
+impl Drop for TurnOffer {
+    fn drop(&mut self) {
+        let Some(Claim { token, document, condition, .. }) = self.claim.take() else { return };
+        self.engine.dispatch.end_hand_over(&self.message);
+        if self.sent {
+            debug!(instance_id = document.instance_id.instance_id(), "giving back what may have been handed over");
+            release::give_back_unknown(&self.engine, &document, token, condition, self.engine.now());
+        }
+    }
+}
+
+/// Whether what is known of an instance can be claimed as it is, for a message of this kind.
+fn may_take_over(engine: &Engine, Known { document, contents, .. }: &Known, kind: Kind) -> bool {
+    let is_free = document.exists()
+        && !document.is_terminal()
+        && document.lock.is_none()
+        && document.claims.is_empty()
+        && document.deleting.is_none()
+        && document.due.is_none()
+        && !document.must_be_looked_at();
+    let Some(contents) = contents.as_ref().filter(|contents| contents.kv.is_some()) else { return false };
+    // What others have sent must not wait for as long as this process has something to say.
+    let has_asked = engine.dispatch.has_asked(&document.instance_id);
+    is_free && has_asked && (kind != Kind::End || waits_for(&contents.history) <= 1)
+}
+
+/// How many activities and children an execution waits for.
+fn waits_for(history: &[Event]) -> usize {
+    let (mut scheduled, mut ended) = (0_usize, 0);
+    for event in history {
+        match event.kind {
+            EventKind::ActivityScheduled { .. } | EventKind::SubOrchestrationScheduled { .. } => scheduled += 1,
+            EventKind::ActivityCompleted { .. }
+            | EventKind::ActivityFailed { .. }
+            | EventKind::ActivityCancelRequested { .. }
+            | EventKind::SubOrchestrationCompleted { .. }
+            | EventKind::SubOrchestrationFailed { .. }
+            | EventKind::SubOrchestrationCancelRequested { .. } => ended += 1,
+            _ => {}
+        }
+    }
+    scheduled.saturating_sub(ended)
+}
+
+fn pinned(document: &InstanceDocument) -> Option<semver::Version> {
+    document.pinned.as_deref().and_then(|version| semver::Version::parse(version).ok())
+}
+
+/// Makes a turn of a claim that is ours and lays it on the counter. `found` is the document, where it was read.
+async fn serve(
+    engine: Arc<Engine>,
+    claim: Claim,
+    message: MessageDocument,
+    message_etag: Option<Etag>,
+    found: Option<InstanceDocument>,
+    etag: Etag,
+) {
+    let Claim { token, document, contents, claimed_at, reserved, .. } = claim;
+    let document = found.unwrap_or(document);
+    let (partition, lock_timeout) = (document.instance_id.clone(), reserved.terms.lock_timeout);
+    let (label, until) = (pinned(&document), document.lock.as_ref().map_or(0, |lock| lock.until));
+    let hint = OrchestrationHint::of_message(message.clone(), message_etag);
+    let ours = Ours { token, document, etag, claimed_at, lock_timeout, contents };
+    match open::open(&engine, &hint, ours).await {
+        Ok(Claimed::Turn(turn)) => {
+            engine.dispatch.turn_holds(&partition, until);
+            let engine_too = engine.clone();
+            let give_back = move |turn: Turn| release::give_back_later(&engine_too, &partition, turn.1, 0);
+            engine.orders.turns.lay(&engine, label, Parcel::new(*turn, give_back), Some(reserved));
+        }
+        Ok(_) => engine.dispatch.end_hand_over(&message),
+        Err(error) => {
+            debug!(instance_id = partition.instance_id(), %error, "what was handed over is given back");
+            engine.dispatch.end_hand_over(&message);
+        }
+    }
+}
+
+/// How the write of a message ended that was to carry a claim.
+pub(crate) enum Carried {
+    /// It is written, and whoever waited for it has it, or somebody will look.
+    Done,
+    /// It is written, or was before; the claim is not ours.
+    Written,
+    /// It is not written yet: the plain way is to be taken. It may have been written all the same, its answer lost.
+    Plain(Applied),
+}
+
+/// Creates a message with the claim of its instance, if a dispatcher here waits for it.
+pub(crate) async fn carry<T: serde::Serialize + Sync>(
+    engine: &Arc<Engine>,
+    message: &MessageDocument,
+    body: &T,
+    kind: Kind,
+    deadline: Deadline,
+) -> Result<Carried, StoreError> {
+    let Some(mut offer) = TurnOffer::new(engine, message, kind) else { return Ok(Carried::Plain(Applied::No)) };
+    let operations = [Operation::create(body)?, offer.operation()?];
+    let bounded = offer.deadline(deadline);
+    match engine.store.batch_noting_repeats(&message.instance_id, &operations, bounded).await {
+        Ok((BatchOutcome::Committed(committed), _)) => {
+            offer.done(committed.etag(0).cloned(), committed.etag(1).cloned());
+            Ok(Carried::Done)
+        }
+        // It is there: from an earlier attempt of this call, or of another that delivers the same.
+        Ok((BatchOutcome::RolledBack(back), applied)) if back.index == 0 && back.status == 409 => {
+            if applied == Applied::Perhaps {
+                offer.look();
+                return Ok(Carried::Done);
+            }
+            offer.withdraw();
+            Ok(Carried::Written)
+        }
+        Ok((BatchOutcome::RolledBack(back), applied)) if back.index == 1 && matches!(back.status, 404 | 409 | 412) => {
+            offer.refused();
+            Ok(Carried::Plain(applied))
+        }
+        Ok((BatchOutcome::RolledBack(_), applied)) => {
+            offer.withdraw();
+            Ok(Carried::Plain(applied))
+        }
+        // The plain way finds out by itself, or says why not.
+        Err(error) if error.is_passing() && !deadline.passed() => Ok(Carried::Plain(Applied::Perhaps)),
+        Err(error) => Err(error),
+    }
+}
