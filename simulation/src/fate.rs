@@ -103,6 +103,42 @@ pub fn half_way(dice: &mut Dice) -> Vec<Doom> {
     (0..dice.among(0..=3)).map(|_| doom(dice)).collect()
 }
 
+/// Something that a worker does and that others find hardest to tell from its being dead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// It has written a part of a turn that does not fit one batch.
+    Stages,
+    /// It has committed such a turn, and is about to apply its parts.
+    CommitsInParts,
+    /// It has ended an activity, and is about to have the turn that hears of it.
+    EndsActivity,
+}
+
+/// A stop that waits for a moment: one that falls at some time hardly ever falls there.
+#[derive(Clone, Debug)]
+pub struct Trap {
+    /// What for.
+    pub moment: Moment,
+    /// How many requests the worker still makes after it.
+    pub requests: u64,
+    /// For how long it is stopped.
+    pub pause: Duration,
+    /// Its clock stands still meanwhile, as that of a machine which is moved.
+    pub frozen: bool,
+}
+
+/// Draws the stops of workers at the worst of moments, in order. Where clocks are right they stay so.
+pub fn traps(dice: &mut Dice, worst_skew: i64) -> Vec<Trap> {
+    let worst = u64::try_from(worst_skew).unwrap_or(0);
+    let trap = |dice: &mut Dice| {
+        let moment = *dice.pick(&[Moment::Stages, Moment::CommitsInParts, Moment::EndsActivity]);
+        let (requests, pause) = (dice.among(0..=3), dice.among(300..=9_000));
+        let frozen = pause <= worst && !dice.one_in(3);
+        Trap { moment, requests, pause: Duration::from_millis(pause), frozen }
+    };
+    (0..dice.among(0..=6)).map(|_| trap(dice)).collect()
+}
+
 /// By how much a clock is off.
 pub fn skew(dice: &mut Dice, worst: i64) -> i64 {
     let worst = u64::try_from(worst).unwrap_or(0);

@@ -17,7 +17,7 @@ use crate::audit::{self, Inventory};
 use crate::bank::Business;
 use crate::dice::Dice;
 use crate::errand::{Errand, Errands, Fate};
-use crate::fate::{self, Blow, Doom, What};
+use crate::fate::{self, Blow, Doom, Moment, Trap, What};
 use crate::host::Host;
 use crate::ledger::{Broken, Ledger};
 use crate::script::{Author, Call, Step, NEVER, TAGS};
@@ -41,6 +41,8 @@ pub struct Plan {
     blows: Vec<Blow>,
     /// What befalls those that commit a turn in parts.
     half_way: Vec<Doom>,
+    /// Stops at the worst of moments.
+    traps: Vec<Trap>,
     errands: Vec<(String, Duration, Errand)>,
     /// Callers drop one call in so many.
     drops: u32,
@@ -76,6 +78,7 @@ impl Plan {
             climate,
             blows,
             half_way: fate::half_way(&mut Dice::new(seed.rotate_left(32))),
+            traps: fate::traps(&mut Dice::new(seed.rotate_left(48)), worst_skew),
             errands: errands(dice, rough),
             drops: *dice.pick(&[0, 0, 6, 15, 40, 150]),
             rough,
@@ -267,6 +270,12 @@ struct Doomed {
     dead: Vec<(String, Duration)>,
     /// The ends of those that commit a turn in parts next.
     half_way: VecDeque<Doom>,
+    /// Stops that wait for their moments.
+    traps: Vec<Trap>,
+    /// Those that went into one, by the names of their clients.
+    trapped: BTreeMap<String, Trap>,
+    /// Those that are stopped now.
+    stopped: Vec<(String, Trap)>,
 }
 
 struct World {
@@ -315,9 +324,12 @@ impl World {
         account.wire().carried_by(network.handle().clone());
         let weather = Arc::new(Weather::new(plan.climate.clone(), dice.fork(), story.clone()));
         let half_way = plan.half_way.iter().cloned().collect();
-        let doomed = Arc::new(Mutex::new(Doomed { half_way, ..Doomed::default() }));
+        let traps = plan.traps.clone();
+        let doomed = Arc::new(Mutex::new(Doomed { half_way, traps, ..Doomed::default() }));
         let (sky, fate) = (weather.clone(), doomed.clone());
-        let rule = WireRule::choosing(move |request| last_request(&fate, request).or_else(|| sky.meets(request)));
+        let rule = WireRule::choosing(move |request| {
+            last_request(&fate, request).or_else(|| sky.meets(request).inspect(|_| spring(&fate, request)))
+        });
         account.wire().add(rule);
         let (told, seen) = (story.clone(), ledger.clone());
         account.wire().observe(move |request, answer| observe(&told, &seen, request, answer));
@@ -365,6 +377,8 @@ impl World {
         self.blows.clear();
         self.doom().clients.clear();
         self.doom().half_way.clear();
+        self.doom().traps.clear();
+        self.doom().trapped.clear();
         for place in &mut self.places {
             place.back_at = place.back_at.or(place.left.load(Ordering::Relaxed).then_some(self.now));
         }
@@ -395,6 +409,7 @@ impl World {
             }
         }
         self.bury();
+        self.hold();
         if self.now >= self.next_look {
             self.next_look = self.now + LOOK_EVERY;
             self.audit(false)?;
@@ -458,6 +473,26 @@ impl World {
                 if !partitions.is_empty() && partitions.len() < 12 {
                     let partition = *self.dice.pick(&partitions);
                     self.network.handle().spawn(async move { account.split("duroxide", "duroxide", partition).await });
+                }
+            }
+        }
+    }
+
+    /// Workers that went into a trap stand still for a while.
+    fn hold(&mut self) {
+        let stopped = std::mem::take(&mut self.doom().stopped);
+        for (client, trap) in stopped {
+            let worst = self.plan.worst_skew;
+            let places = self.places.iter_mut().enumerate();
+            for (_, place) in places.filter(|(n, place)| place.host.is_some() && place.client(*n) == client) {
+                self.story.tell("fate", None, format!("{client} is stopped: {trap:?}"));
+                if trap.frozen {
+                    let behind = i64::try_from(trap.pause.as_millis()).unwrap_or(0);
+                    place.skew = (place.skew - behind).max(-worst);
+                }
+                if let Some(host) = &mut place.host {
+                    host.stop_until(self.now + trap.pause);
+                    host.set_skew(place.skew);
                 }
             }
         }
@@ -661,6 +696,46 @@ fn last_request(doomed: &Mutex<Doomed>, request: &WireRequest<'_>) -> Option<Wir
     doomed.dead.push((client.to_owned(), away));
     // Nobody is there any more who could hear the answer.
     Some(if arrives { WireAction::LoseAnswer } else { WireAction::HoldBefore(Gate::new()) })
+}
+
+/// Whether a request is the one at which its sender is stopped. The request itself goes its way.
+fn spring(doomed: &Mutex<Doomed>, request: &WireRequest<'_>) {
+    let Some(client) = request.client.filter(|client| client.starts_with(WORKER)) else { return };
+    let mut doomed = doomed.lock().unwrap_or_else(PoisonError::into_inner);
+    if !doomed.traps.is_empty() && !doomed.trapped.contains_key(client) {
+        let moment = moment(request);
+        let found = doomed.traps.iter().position(|trap| Some(trap.moment) == moment);
+        if let Some(trap) = found.map(|at| doomed.traps.remove(at)) {
+            doomed.trapped.insert(client.to_owned(), trap);
+        }
+    }
+    let Some(trap) = doomed.trapped.get_mut(client) else { return };
+    if trap.requests > 0 {
+        trap.requests -= 1;
+        return;
+    }
+    if let Some(trap) = doomed.trapped.remove(client) {
+        doomed.stopped.push((client.to_owned(), trap));
+    }
+}
+
+fn moment(request: &WireRequest<'_>) -> Option<Moment> {
+    if request.kind != RequestKind::Batch {
+        return None;
+    }
+    let body = request.json()?;
+    let (first, second) = (body.get(0)?, body.get(1).unwrap_or(&Value::Null));
+    let id = |operation: &Value| {
+        operation["id"].as_str().or(operation["resourceBody"]["id"].as_str()).unwrap_or("").to_owned()
+    };
+    if commits_in_parts(request) {
+        return Some(Moment::CommitsInParts);
+    }
+    if first["resourceBody"]["staging"].as_array().is_some_and(|notes| !notes.is_empty()) {
+        return Some(Moment::Stages);
+    }
+    let ends = first["operationType"] == "Delete" && id(first).starts_with("w:") && id(second).starts_with("m:");
+    ends.then_some(Moment::EndsActivity)
 }
 
 /// Whether a request commits a turn whose parts are then applied, which takes some requests more.
