@@ -52,6 +52,8 @@ pub struct Plan {
     /// What a provider keeps of histories.
     cache: usize,
     slowest_poll: Duration,
+    /// Whether what makes work claims it for those who wait.
+    hand_over: bool,
 }
 
 impl Plan {
@@ -85,17 +87,19 @@ impl Plan {
             reconciler: Duration::from_millis(*dice.pick(&[500, 2_000])),
             cache: *dice.pick(&[0, 20_000, 64 << 20, 64 << 20]),
             slowest_poll: Duration::from_millis(*dice.pick(&[200, 3_000, 3_000])),
+            hand_over: !Dice::new(seed.rotate_left(16)).one_in(4),
         }
     }
 
     /// What kind of world it is, in a few words.
     pub fn summary(&self) -> String {
         format!(
-            "{} workers, {} partitions{}{}, {} errands, {} blows, {}‰ trouble",
+            "{} workers, {} partitions{}{}{}, {} errands, {} blows, {}‰ trouble",
             self.workers.len(),
             self.partitions,
             if self.lag.is_some() { ", 2 regions" } else { "" },
             if self.worst_skew > 0 { ", clocks off" } else { "" },
+            if self.hand_over { "" } else { ", nothing handed over" },
             self.errands.len(),
             self.blows.len(),
             self.climate.per_mille,
@@ -519,6 +523,7 @@ impl World {
         CosmosDBProviderConfig::default()
             .with_create_if_missing(true)
             .with_sweep_interval(self.plan.slowest_poll)
+            .with_hand_over(self.plan.hand_over)
             .with_reconciler_age_threshold(self.plan.reconciler)
             .with_history_cache_bytes(self.plan.cache)
             .with_clock(Clock::from_fn(seams::host_millis))
@@ -758,8 +763,11 @@ fn observe(story: &Story, ledger: &Ledger, request: &WireRequest<'_>, answer: &W
     let Some(body) = request.json() else { return };
     match request.kind {
         RequestKind::Batch => {
-            let bodies = body.as_array().into_iter().flatten().filter_map(|operation| operation.get("resourceBody"));
-            bodies.for_each(|document| note_lock(ledger, document, false));
+            for operation in body.as_array().into_iter().flatten() {
+                if let Some(document) = operation.get("resourceBody") {
+                    note_lock(ledger, document, operation["operationType"] == "Create");
+                }
+            }
         }
         RequestKind::Create => note_lock(ledger, &body, true),
         RequestKind::Replace | RequestKind::Upsert => note_lock(ledger, &body, false),

@@ -79,9 +79,9 @@ pub const LIST: &[Mutant] = &[
         name: "uncounted-activity",
         what: "a claim of an activity that was claimed before is not counted",
         edits: &[Edit {
-            file: "src/work/claim.rs",
-            find: "document.attempts += 1;",
-            replace: "document.attempts += u32::from(!(MUTANT && document.attempts > 0));",
+            file: "src/model/documents.rs",
+            find: "        self.attempts += 1;",
+            replace: "        self.attempts += u32::from(!(MUTANT && self.attempts > 0));",
         }],
     },
     Mutant {
@@ -162,6 +162,15 @@ pub const LIST: &[Mutant] = &[
             find: "engine.store.replace(partition, &instance_id(), &document, Some(&etag), deadline)",
             replace:
                 "engine.store.replace(partition, &instance_id(), &document, Some(&etag).filter(|_| !MUTANT), deadline)",
+        }],
+    },
+    Mutant {
+        name: "unconditional-hand-over",
+        what: "a claim that goes with a message does not depend on the instance being as it is known",
+        edits: &[Edit {
+            file: "src/orders/turn.rs",
+            find: "Operation::replace(instance_id(), &claim.document, Some(etag))?,",
+            replace: "Operation::replace(instance_id(), &claim.document, Some(etag).filter(|_| !MUTANT))?,",
         }],
     },
     Mutant {
