@@ -123,6 +123,9 @@ impl Engine {
     where
         F: std::future::Future<Output = ()> + Send + 'static,
     {
-        self.tasks.spawn(task);
+        // What is dropped after its runtime has gone can't do anything more.
+        if tokio::runtime::Handle::try_current().is_ok() {
+            self.tasks.spawn(task);
+        }
     }
 }

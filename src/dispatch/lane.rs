@@ -110,7 +110,7 @@ pub(super) async fn next<O: Order>(
         let notified = queue.changed.notified();
         tokio::pin!(notified);
         notified.as_mut().enable();
-        if let Some(goods) = counter.take(&terms.wants) {
+        if let Some(goods) = counter.take(&terms) {
             watch::work_off_if_overdue(engine);
             dispatch.took_something();
             order.received(engine, &goods);

@@ -286,7 +286,8 @@ impl Dispatch {
 
     /// Whether an activity is ready that a dispatcher takes who wants this.
     pub(crate) fn has_work_for(&self, wants: &WorkWants, now: Millis) -> bool {
-        self.work.has_ready(1, now, |hint| wants.takes(&hint.document.tag))
+        let is_free = |hint: &WorkHint| self.held.look(hint, None, now, |_| ()).is_none();
+        self.work.has_ready(1, now, |hint| wants.takes(&hint.document.tag) && is_free(hint))
     }
 
     /// A message is about to be written together with a claim of its instance: nobody else tries that meanwhile. Whether nobody does
@@ -331,6 +332,14 @@ impl Dispatch {
     pub(crate) fn return_work(&self, hint: WorkHint, seq: String) {
         let (key, now) = (hint.document.seq.clone(), self.clock.now());
         self.work.put_back(key, hint, seq, now, now, |old, new| *old = new);
+    }
+
+    /// Whether an activity that was taken out of the queue was claimed is not known: it is looked at again.
+    pub(crate) fn try_work_again(&self, mut hint: WorkHint, seq: String) {
+        const PAUSE: Millis = 200;
+        let (key, now) = (hint.document.seq.clone(), self.clock.now());
+        hint.document.etag = None;
+        self.work.put_back(key, hint, seq, now + PAUSE, now, |old, new| *old = new);
     }
 
     /// An activity that was taken out of the queue is somebody's.

@@ -45,6 +45,13 @@ pub(crate) struct Terms<W> {
     pub(crate) wants: W,
 }
 
+impl<W: Wants> Terms<W> {
+    /// Whether a dispatcher takes what was locked for so long.
+    fn take(&self, label: &W::Label, lock_timeout: Duration) -> bool {
+        self.lock_timeout <= lock_timeout && self.wants.takes(label)
+    }
+}
+
 /// Where dispatchers of one kind wait, and what was claimed for them.
 pub(crate) struct Counter<W: Wants, G>(Arc<Mutex<Inner<W, G>>>);
 
@@ -66,6 +73,8 @@ struct Waiting<W> {
 
 struct Good<W: Wants, G> {
     label: W::Label,
+    /// For how long it was locked.
+    lock_timeout: Duration,
     parcel: Parcel<G>,
     /// Its dispatcher is not offered anything else meanwhile.
     reserved: Option<Reserved<W, G>>,
@@ -108,26 +117,43 @@ where
             waiting.asleep && !waiting.reserved && waiting.terms.wants.takes(label) && !comes_first(&waiting.terms)
         };
         let (number, waiting) =
-            inner.waiting.iter_mut().map(|(number, waiting)| (*number, waiting)).find(|(_, w)| is_free(&w))?;
+            inner.waiting.iter_mut().map(|(number, waiting)| (*number, waiting)).find(|(_, w)| is_free(w))?;
         waiting.reserved = true;
         let (terms, called) = (waiting.terms.clone(), waiting.called.clone());
         Some(Reserved { counter: self.clone(), number, terms, called })
     }
 
-    /// Lays something on the counter, for the dispatcher that was reserved for it if there is one. Where nobody comes for it, it
-    /// is given back.
-    fn lay(&self, engine: &Arc<Engine>, label: W::Label, parcel: Parcel<G>, reserved: Option<Reserved<W, G>>)
-    where
+    /// Whether somebody waits whom nobody has reserved.
+    fn has_idle(&self) -> bool {
+        self.lock().waiting.values().any(|waiting| waiting.asleep && !waiting.reserved)
+    }
+
+    /// Lays something on the counter that was claimed as `terms` say, and calls the dispatcher that was reserved for it, or, where there is
+    /// none or it has gone, another that takes it. Where nobody comes for it, it is given back.
+    fn lay(
+        &self,
+        engine: &Arc<Engine>,
+        (label, terms): (W::Label, &Terms<W>),
+        parcel: Parcel<G>,
+        reserved: Option<Reserved<W, G>>,
+    ) where
         G: 'static,
         W::Label: 'static,
     {
-        let called = reserved.as_ref().map(|reserved| reserved.called.clone());
-        let number = {
+        let lock_timeout = terms.lock_timeout;
+        let (number, called) = {
             let mut inner = self.lock();
+            let is_there = reserved.as_ref().filter(|reserved| inner.waiting.contains_key(&reserved.number));
+            let called = is_there.map(|reserved| reserved.called.clone()).or_else(|| {
+                let takes = |waiting: &&Waiting<W>| {
+                    waiting.asleep && !waiting.reserved && waiting.terms.take(&label, lock_timeout)
+                };
+                inner.waiting.values().find(takes).map(|waiting| waiting.called.clone())
+            });
             inner.next += 1;
             let number = inner.next;
-            inner.goods.insert(number, Good { label, parcel, reserved });
-            number
+            inner.goods.insert(number, Good { label, lock_timeout, parcel, reserved });
+            (number, called)
         };
         if let Some(called) = called {
             called.notify_one();
@@ -137,7 +163,7 @@ where
             tokio::select! {
                 biased;
                 () = stopping.cancelled() => {}
-                () = tokio::time::sleep(KEPT_FOR) => {}
+                () = tokio::time::sleep(KEPT_FOR.min(lock_timeout / 8)) => {}
             }
             // It is given back where it is dropped, which must not happen under the lock.
             let left = counter.lock().goods.remove(&number);
@@ -145,11 +171,12 @@ where
         });
     }
 
-    /// The first thing on the counter that fits.
-    pub(crate) fn take(&self, wants: &W) -> Option<G> {
+    /// The first thing on the counter that fits. One that locks for longer would renew too late.
+    pub(crate) fn take(&self, terms: &Terms<W>) -> Option<G> {
         let good = {
             let mut inner = self.lock();
-            let number = inner.goods.iter().find(|(_, good)| wants.takes(&good.label)).map(|(number, _)| *number)?;
+            let fits = |good: &Good<W, G>| terms.take(&good.label, good.lock_timeout);
+            let number = inner.goods.iter().find(|(_, good)| fits(good)).map(|(number, _)| *number)?;
             inner.goods.remove(&number)
         };
         let Good { parcel, reserved, .. } = good?;

@@ -101,7 +101,7 @@ impl TurnOffer {
     /// A claim for this message, if a dispatcher waits for it and nothing is in the way.
     pub(crate) fn new(engine: &Arc<Engine>, message: &MessageDocument, kind: Kind) -> Option<Self> {
         let now = engine.now();
-        if !engine.config.hand_over() || message.due > now {
+        if !engine.config.hand_over() || message.due > now || !engine.orders.turns.has_idle() {
             return None;
         }
         let partition = &message.instance_id;
@@ -266,7 +266,8 @@ async fn serve(
             engine.dispatch.turn_holds(&partition, until);
             let engine_too = engine.clone();
             let give_back = move |turn: Turn| release::give_back_later(&engine_too, &partition, turn.1, 0);
-            engine.orders.turns.lay(&engine, label, Parcel::new(*turn, give_back), Some(reserved));
+            let terms = reserved.terms.clone();
+            engine.orders.turns.lay(&engine, (label, &terms), Parcel::new(*turn, give_back), Some(reserved));
         }
         Ok(_) => engine.dispatch.end_hand_over(&message),
         Err(error) => {
@@ -320,7 +321,7 @@ pub(crate) async fn carry<T: serde::Serialize + Sync>(
             Ok(Carried::Plain(applied))
         }
         // The plain way finds out by itself, or says why not.
-        Err(error) if error.is_passing() && !deadline.passed() => Ok(Carried::Plain(Applied::Perhaps)),
+        Err(_) if !deadline.passed() => Ok(Carried::Plain(Applied::Perhaps)),
         Err(error) => Err(error),
     }
 }

@@ -10,7 +10,7 @@ use crate::{
     engine::Engine,
     model::{clock::millis, kind, Millis, Partition, WorkDocument},
     parcel::Parcel,
-    store::{Committed, Deadline, Freshness, Operation, StoreError},
+    store::{Committed, Deadline, Freshness, Operation, StoreError, Versioned},
     turn::{instance_id, plan::Ack},
     work::{claim, WorkHandle},
 };
@@ -41,6 +41,8 @@ pub(crate) struct Scheduled {
     engine: Arc<Engine>,
     partition: Partition,
     offers: HashMap<String, Offer>,
+    /// Those that are claimed, with their ETags where they are known.
+    claimed: Vec<(WorkDocument, Option<Etag>, Offer)>,
     /// The state of the instance that the commit depends on, and until when it may happen.
     sent: Option<(Etag, Millis)>,
 }
@@ -71,7 +73,7 @@ impl Scheduled {
             let offer = Offer { token: engine.new_token(), until, reserved };
             offers.insert(WorkDocument::scheduled_id(*execution_id, *id).to_string(), offer);
         }
-        Self { engine: engine.clone(), partition: partition.clone(), offers, sent: None }
+        Self { engine: engine.clone(), partition: partition.clone(), offers, claimed: Vec::new(), sent: None }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -95,8 +97,7 @@ impl Scheduled {
         self.offers.clear();
     }
 
-    /// The commit is there: whoever waits gets what it has claimed. `offset` is where `operations` begin in the batch; where their
-    /// ETags are not known, they are read.
+    /// The commit is there, and these are claimed. `offset` is where `operations` begin in the batch.
     pub(crate) fn done(&mut self, operations: &[Operation], committed: &Committed, offset: usize) {
         let mut offers = std::mem::take(&mut self.offers);
         if offers.is_empty() {
@@ -109,16 +110,24 @@ impl Scheduled {
             }
             let Some(offer) = offers.remove(operation.document_id()) else { continue };
             let Ok(work) = serde_json::from_value::<WorkDocument>(document.clone()) else { continue };
-            let (engine, etag) = (self.engine.clone(), committed.etag(index + offset).cloned());
-            let Offer { token, reserved, .. } = offer;
+            self.claimed.push((work, committed.etag(index + offset).cloned(), offer));
+        }
+    }
+
+    /// Whoever waits gets what is claimed. What is not known as it is, is read.
+    pub(crate) fn serve(mut self) {
+        for (work, etag, Offer { token, reserved, .. }) in std::mem::take(&mut self.claimed) {
             let terms = reserved.terms.clone();
-            self.engine.spawn(serve(engine, work, etag, token, terms, Some(reserved)));
+            self.engine.spawn(serve(self.engine.clone(), work, etag, token, terms, Some(reserved)));
         }
     }
 }
 
 impl Drop for Scheduled {
     fn drop(&mut self) {
+        for (work, _, offer) in std::mem::take(&mut self.claimed) {
+            claim::give_back_later(&self.engine, work, offer.token);
+        }
         let Some((condition, until)) = self.sent.take().filter(|_| !self.offers.is_empty()) else { return };
         let (engine, partition, offers) =
             (self.engine.clone(), self.partition.clone(), std::mem::take(&mut self.offers));
@@ -219,7 +228,8 @@ impl Drop for Next {
             return;
         }
         debug!(id = %document.id, "giving back what may have been handed over");
-        self.engine.dispatch.work_taken(&seq);
+        // Most likely it is as it was.
+        self.engine.dispatch.try_work_again(hint, seq);
         claim::give_back_unknown(&self.engine, document, token, condition);
     }
 }
@@ -236,11 +246,16 @@ fn serve(
     let serving = async move {
         let Some((document, etag)) = ours(&engine, document, etag, &token).await else { return };
         let label = document.tag.clone();
+        let spent = millis(terms.lock_timeout).saturating_sub(document.due.saturating_sub(engine.now()));
+        if spent > millis(terms.lock_timeout) / 8 {
+            // Its worker would renew the lock too late.
+            return claim::give_back_later(&engine, document, token);
+        }
         match claim::open(&engine, (document.clone(), etag, token), &terms, engine.deadline()).await {
             Ok(claim::Claimed::Work(work, _)) => {
                 let engine_too = engine.clone();
                 let give_back = move |work: Work| claim::give_back_later(&engine_too, document, work.1);
-                engine.orders.work.lay(&engine, label, Parcel::new(*work, give_back), reserved);
+                engine.orders.work.lay(&engine, (label, &terms), Parcel::new(*work, give_back), reserved);
             }
             // Given back already, or put off.
             Ok(_) => {}
@@ -262,7 +277,14 @@ async fn ours(
     }
     let (partition, id, freshness) = (&document.instance_id, &document.id, Freshness::LatestCommitted);
     match engine.store.read::<WorkDocument>(partition, id, freshness, engine.deadline()).await {
-        Ok(found) => found.filter(|found| found.document.held_by(token)).map(|found| (found.document, found.etag)),
+        Ok(Some(found)) if found.document.held_by(token) => Some((found.document, found.etag)),
+        Ok(found) => {
+            if let Some(Versioned { mut document, etag }) = found {
+                document.etag = Some(etag);
+                engine.dispatch.offer_work(document);
+            }
+            None
+        }
         Err(error) => {
             debug!(%id, %error, "what was handed over is given back");
             claim::give_back_later(engine, document, token.to_owned());

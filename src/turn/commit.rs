@@ -67,6 +67,8 @@ struct Done {
     ack_events: Vec<duroxide::Event>,
     foreign_cancellations: Vec<duroxide::providers::ScheduledActivityIdentifier>,
     staged: bool,
+    /// The activities that it has claimed for those who wait.
+    handed: Scheduled,
 }
 
 /// Why a commit did not end.
@@ -126,7 +128,7 @@ async fn attempt(
         let rolled_back = match sent? {
             BatchOutcome::Committed(committed) => {
                 handed.done(&plan.operations, &committed, 1 + plan.consumption.len());
-                return Ok(done(engine, handle, plan, ack, committed.etag(0).cloned(), &committed, staged));
+                return Ok(done(engine, handle, plan, ack, (committed.etag(0).cloned(), &committed), staged, handed));
             }
             BatchOutcome::RolledBack(rolled_back) => rolled_back,
         };
@@ -140,7 +142,7 @@ async fn attempt(
             // Others may have changed the document since, so that what is planned of it is not what is there.
             Verified::Committed => {
                 handed.done(&plan.operations, &nothing, 0);
-                return Ok(done(engine, handle, plan, ack, None, &nothing, staged));
+                return Ok(done(engine, handle, plan, ack, (None, &nothing), staged, handed));
             }
             Verified::StillOurs if rolled_back.index == 0 && matches!(rolled_back.status, 404 | 412) => {}
             Verified::StillOurs => {
@@ -152,7 +154,7 @@ async fn attempt(
             }
             Verified::Lost if left_its_history(engine, handle, &plan, deadline).await? => {
                 handed.done(&plan.operations, &nothing, 0);
-                return Ok(done(engine, handle, plan, ack, None, &nothing, staged));
+                return Ok(done(engine, handle, plan, ack, (None, &nothing), staged, handed));
             }
             Verified::Lost => {
                 handed.withdraw();
@@ -302,16 +304,17 @@ fn done(
     handle: &TurnHandle,
     plan: Plan,
     ack: &Ack,
-    etag: Option<Etag>,
-    committed: &Committed,
+    (etag, committed): (Option<Etag>, &Committed),
     staged: bool,
+    handed: Scheduled,
 ) -> Outcome {
     if !staged {
         dispatch::announce(engine, &handle.partition, &plan.operations, committed, 1 + plan.consumption.len());
     }
     let foreign_cancellations =
         ack.cancelled.iter().filter(|a| Some(a.instance.as_str()) != handle.partition.instance_id()).cloned().collect();
-    Outcome::Committed(Box::new(Done { plan, etag, ack_events: ack.events.clone(), foreign_cancellations, staged }))
+    let ack_events = ack.events.clone();
+    Outcome::Committed(Box::new(Done { plan, etag, ack_events, foreign_cancellations, staged, handed }))
 }
 
 async fn finish(
@@ -376,7 +379,7 @@ async fn settle_given_up(engine: &Engine, handle: &TurnHandle, state: &mut TurnS
 
 /// What a committed turn leaves to do. None of it can undo the commit, and all of it is taken over after a crash.
 async fn after_commit(engine: &Arc<Engine>, handle: &TurnHandle, state: &TurnState, done: Done) {
-    let Done { plan, etag, ack_events, foreign_cancellations, staged } = done;
+    let Done { plan, etag, ack_events, foreign_cancellations, staged, handed } = done;
     if staged {
         engine.cache.forget(&handle.partition);
         match staging::roll_forward(engine, &handle.partition, engine.deadline()).await {
@@ -395,6 +398,8 @@ async fn after_commit(engine: &Arc<Engine>, handle: &TurnHandle, state: &TurnSta
     } else {
         engine.cache.forget(&handle.partition);
     }
+    // They read what is remembered by now.
+    handed.serve();
     let contents = engine.cache.get(&handle.partition).and_then(|known| known.contents);
     let history = contents.as_ref().map(|contents| contents.history.as_slice());
     engine.dispatch.turn_committed(&handle.partition, history);

@@ -9,7 +9,7 @@ use crate::{
         turn::{Kind, TurnOffer},
         work::Next,
     },
-    store::{BatchOutcome, Committed, Deadline, Freshness, Operation, StoreError, Versioned, WriteOutcome},
+    store::{BatchOutcome, Deadline, Freshness, Operation, StoreError, Versioned, WriteOutcome},
     turn::{failure, load, read},
 };
 use azure_core::http::Etag;
@@ -57,11 +57,14 @@ pub(crate) async fn complete(
             touch_session(engine, &state).await;
             Ok(())
         }
-        Ok(Removed::Done(etag)) => {
+        Ok(Removed::Done(etag, next)) => {
             close(engine, &handle, &mut state);
             if let Some(message) = message {
                 let by = dispatch::teller(engine, state.document.by.as_deref());
                 dispatch::completion_written(engine, message, etag, by);
+            }
+            if let Some((next, etag)) = next {
+                next.done(etag).await;
             }
             touch_session(engine, &state).await;
             Ok(())
@@ -77,7 +80,8 @@ pub(crate) async fn complete(
 /// How the removal of an activity ended.
 enum Removed {
     /// It is gone; the ETag of its completion where the service said so.
-    Done(Option<Etag>),
+    /// And the next activity, which was claimed with it, with its ETag where that is known.
+    Done(Option<Etag>, Option<(Next, Option<Etag>)>),
     /// It is gone, and whoever waited for its orchestration's turn has it.
     HandedOver,
     /// It was cancelled, or somebody else has it.
@@ -120,7 +124,7 @@ async fn remove(
     let here = message.filter(|m| m.instance_id == handle.partition);
     let mut with_payload = state.document.has_payload_document();
     let mut along = Along::new(engine, handle, state, here);
-    let etag = loop {
+    let (etag, next) = loop {
         let deadline = engine.deadline_at(state.until);
         let mut operations = vec![Operation::delete(state.document.id.clone(), Some(&state.etag))];
         if let Some(message) = here {
@@ -132,17 +136,22 @@ async fn remove(
         let plain = operations.len();
         operations.extend(along.operation()?);
         let sent = engine.store.batch(&handle.partition, &operations, along.deadline(deadline)).await;
-        if sent.as_ref().is_err_and(StoreError::is_passing) && !along.is_nothing() && !deadline.passed() {
+        if sent.is_err() && !along.is_nothing() && !deadline.passed() {
             // The plain way finds out what has happened; what was claimed, if it was, is given back.
             along = Along::Nothing;
             continue;
         }
         match sent? {
             BatchOutcome::Committed(committed) => {
-                if along.done(&committed, plain).await {
-                    return Ok(Removed::HandedOver);
+                let (etag, claimed) = (committed.etag(1).cloned(), committed.etag(plain).cloned());
+                match along {
+                    Along::Nothing => break (etag, None),
+                    Along::Next(next) => break (etag, Some((*next, claimed))),
+                    Along::Turn(offer) => {
+                        offer.done(etag, claimed);
+                        return Ok(Removed::HandedOver);
+                    }
                 }
-                break committed.etag(1).cloned();
             }
             BatchOutcome::RolledBack(back) if back.index == plain && matches!(back.status, 404 | 412) => {
                 along.refused();
@@ -153,16 +162,20 @@ async fn remove(
             }
             BatchOutcome::RolledBack(back) if matches!(back.status, 404 | 409 | 412) => {
                 match verify(engine, handle, state, here, deadline).await? {
-                    Verified::Done if along.look().await => return Ok(Removed::HandedOver),
-                    Verified::Done => break None,
+                    Verified::Done => match along {
+                        Along::Nothing => break (None, None),
+                        Along::Next(next) => break (None, Some((*next, None))),
+                        Along::Turn(offer) => {
+                            offer.look();
+                            return Ok(Removed::HandedOver);
+                        }
+                    },
                     Verified::StillOurs => {}
-                    Verified::Lost => {
-                        along.withdraw();
-                        return Ok(Removed::NotOurs);
-                    }
+                    Verified::Lost => return Ok(Removed::NotOurs),
                 }
             }
             BatchOutcome::RolledBack(back) => {
+                along.withdraw();
                 let detail = format!("the completion was answered {}", back.status);
                 return Err(StoreError::Rejected { document: state.document.id.to_string(), detail });
             }
@@ -172,18 +185,18 @@ async fn remove(
     if let Some(message) = message.filter(|m| m.instance_id != handle.partition) {
         let deadline = engine.deadline();
         engine.store.create(&message.instance_id, &message.id, message, deadline).await?;
-        return Ok(Removed::Done(None));
+        return Ok(Removed::Done(None, next));
     }
-    Ok(Removed::Done(etag.filter(|_| here.is_some())))
+    Ok(Removed::Done(etag.filter(|_| here.is_some()), next))
 }
 
 /// What is claimed by the batch that ends an activity.
 enum Along {
     Nothing,
     /// The turn of its orchestration.
-    Turn(TurnOffer),
+    Turn(Box<TurnOffer>),
     /// The next activity for the same worker.
-    Next(Next),
+    Next(Box<Next>),
 }
 
 impl Along {
@@ -192,8 +205,8 @@ impl Along {
         let is_ours = dispatch::teller(engine, state.document.by.as_deref()).is_none();
         let turn = message.filter(|_| is_ours).and_then(|message| TurnOffer::new(engine, message, Kind::End));
         match turn {
-            Some(turn) => Self::Turn(turn),
-            None => Next::new(engine, handle).map_or(Self::Nothing, Self::Next),
+            Some(turn) => Self::Turn(Box::new(turn)),
+            None => Next::new(engine, handle).map_or(Self::Nothing, |next| Self::Next(Box::new(next))),
         }
     }
 
@@ -214,37 +227,6 @@ impl Along {
             Self::Nothing => deadline,
             Self::Turn(offer) => offer.deadline(deadline),
             Self::Next(next) => next.deadline(deadline),
-        }
-    }
-
-    /// The batch is done, with this operation at `index`. Whether the completion is somebody's now.
-    async fn done(self, committed: &Committed, index: usize) -> bool {
-        let etag = committed.etag(index).cloned();
-        match self {
-            Self::Nothing => false,
-            Self::Turn(offer) => {
-                offer.done(committed.etag(1).cloned(), etag);
-                true
-            }
-            Self::Next(next) => {
-                next.done(etag).await;
-                false
-            }
-        }
-    }
-
-    /// The batch was done, its answer lost. Whether the completion is looked after.
-    async fn look(&mut self) -> bool {
-        match std::mem::replace(self, Self::Nothing) {
-            Self::Nothing => false,
-            Self::Turn(offer) => {
-                offer.look();
-                true
-            }
-            Self::Next(next) => {
-                next.done(None).await;
-                false
-            }
         }
     }
 
