@@ -133,7 +133,7 @@ pub(super) async fn next<O: Order>(
         match wait.next(dispatch, queue.next_due(), now) {
             Next::GiveUp => return Ok(None),
             Next::Ask(guard) => {
-                let asked = ask(engine, order).await;
+                let asked = ask(engine, order, &mut wait.rest).await;
                 drop(guard);
                 match asked {
                     Ok(more) => wait.answered(more),
@@ -172,12 +172,11 @@ pub(super) async fn next<O: Order>(
 }
 
 /// Asks the whole container for the caller's queue: for one that does not wait, and so wants the present state. Whether there is
-/// more than was looked at.
-async fn ask<O: Order>(engine: &Arc<Engine>, order: &O) -> Result<bool, StoreError> {
+/// more than was looked at; `rest` tells from where on.
+async fn ask<O: Order>(engine: &Arc<Engine>, order: &O, rest: &mut Rest) -> Result<bool, StoreError> {
     let look = Look { eager: true, ..Look::at(None, SlotRange::ALL) };
-    let mut rest = None;
     for _ in 0..MOST_LOOKS {
-        let found = order.look(engine, &look, &mut rest).await?;
+        let found = order.look(engine, &look, rest).await?;
         let (queue, now) = (order.queue(&engine.dispatch), engine.now());
         if !found.more {
             return Ok(false);
@@ -196,6 +195,8 @@ struct Wait {
     /// nothing and there was more.
     must_ask: bool,
     may_ask: usize,
+    /// Where the last question has ended: what comes to nothing again and again must not be all that is ever looked at.
+    rest: Rest,
     patient: bool,
 }
 
@@ -209,7 +210,7 @@ enum Next<'a> {
 impl Wait {
     fn new(poll_timeout: Duration) -> Self {
         let patient = !poll_timeout.is_zero();
-        Self { until: Instant::now() + poll_timeout, must_ask: !patient, may_ask: MOST_LOOKS, patient }
+        Self { until: Instant::now() + poll_timeout, must_ask: !patient, may_ask: MOST_LOOKS, rest: None, patient }
     }
 
     /// The caller has asked, and there was more than it looked at.
