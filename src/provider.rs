@@ -1,7 +1,7 @@
 //! The provider: how it is made, and duroxide's traits, each method of which delegates to its room.
 
 use crate::{
-    admin::{delete, inspect, metrics, prune, shared},
+    admin::{delete, inspect, metrics, prune},
     config::CosmosDBProviderConfig,
     dispatch,
     engine::Engine,
@@ -208,8 +208,7 @@ impl Provider for CosmosDBProvider {
     }
 
     async fn cleanup_orphaned_sessions(&self, _idle_timeout: Duration) -> Result<usize, ProviderError> {
-        let cleaned = shared::ask(&self.engine, shared::SESSIONS, session::clean_up(&self.engine)).await?;
-        Ok(cleaned.own().unwrap_or_default())
+        session::clean_up(&self.engine).await
     }
 
     async fn abandon_work_item(

@@ -6,7 +6,7 @@
 mod scene;
 
 use duroxide::providers::{DispatcherCapabilityFilter, Provider, SemverRange, SessionFetchConfig, TagFilter, WorkItem};
-use duroxide_cosmos::{Clock, CosmosDBProvider, CosmosDBProviderConfig, LeaseProvider, Place, Slot, SlotRange};
+use duroxide_cosmos::{CosmosDBProvider, CosmosDBProviderConfig, LeaseProvider, Place, Slot, SlotRange};
 use duroxide_cosmos_emulator::{RequestKind, WireAction, WireRequest, WireRule};
 use scene::*;
 use serde_json::Value;
@@ -16,12 +16,6 @@ use tokio::{sync::mpsc, task::JoinHandle};
 /// Nothing is found by a sweep.
 fn no_sweeps() -> CosmosDBProviderConfig {
     quiet().with_sweep_interval(Duration::from_secs(3_600)).with_bell_interval(Duration::from_millis(50))
-}
-
-/// A clock that is off by so many milliseconds.
-fn off_by(millis: i64) -> Clock {
-    let system = || u64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
-    Clock::from_fn(move || system().saturating_add_signed(millis))
 }
 
 /// What a member has got.
@@ -96,6 +90,11 @@ fn instance_of(work: &WorkItem) -> String {
 
 fn turns() -> Vec<Role> {
     vec![Role::Turns(None)]
+}
+
+/// Takes nothing of what a test makes.
+fn nothing() -> Vec<Role> {
+    work(TagFilter::Tags(["nothing".to_owned()].into()))
 }
 
 fn work(tags: TagFilter) -> Vec<Role> {
@@ -593,12 +592,10 @@ async fn figures_that_every_runtime_asks_for_are_worked_out_by_one_member_and_ex
     let client = scene.provider("client").await;
     finish(&client, "first", None).await;
     let (got, _keep) = mpsc::unbounded_channel();
-    // They take nothing that this test needs.
-    let idle = || work(TagFilter::Tags(["nothing".to_owned()].into()));
     let hours_ahead = no_sweeps().with_clock(off_by(7_200_000));
-    let a = Member::begin(&scene, "a", no_sweeps(), idle(), &got).await;
-    let b = Member::begin(&scene, "b", no_sweeps(), idle(), &got).await;
-    let c = Member::begin(&scene, "c", hours_ahead, idle(), &got).await;
+    let a = Member::begin(&scene, "a", no_sweeps(), nothing(), &got).await;
+    let b = Member::begin(&scene, "b", no_sweeps(), nothing(), &got).await;
+    let c = Member::begin(&scene, "c", hours_ahead, nothing(), &got).await;
     members(&scene, |members| are_shared(members, "work", 3)).await;
 
     let instances = |member: &Member| {
@@ -626,9 +623,8 @@ async fn sessions_are_cleaned_up_by_one_member() {
     let scene = Scene::new(2);
     let client = scene.provider("client").await;
     let (got, _keep) = mpsc::unbounded_channel();
-    let idle = || work(TagFilter::Tags(["nothing".to_owned()].into()));
-    let a = Member::begin(&scene, "a", no_sweeps(), idle(), &got).await;
-    let b = Member::begin(&scene, "b", no_sweeps(), idle(), &got).await;
+    let a = Member::begin(&scene, "a", no_sweeps(), nothing(), &got).await;
+    let b = Member::begin(&scene, "b", no_sweeps(), nothing(), &got).await;
     members(&scene, |members| are_shared(members, "work", 2)).await;
     // A session whose owner is long gone.
     let leave_behind = |session: &'static str| {

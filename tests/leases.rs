@@ -7,7 +7,6 @@ use duroxide::providers::{
     DispatcherCapabilityFilter, Provider, ProviderAdmin, SemverRange, SessionFetchConfig, TagFilter, WorkItem,
 };
 use duroxide::EventKind;
-use duroxide_cosmos::Clock;
 use duroxide_cosmos_emulator::{Gate, RequestKind, WireAction, WireRule};
 use scene::*;
 use std::{
@@ -265,7 +264,7 @@ async fn what_a_dead_worker_left_for_a_start_that_has_gone_is_found_and_removed(
     scene.container().await.delete_item(INSTANCE.to_owned(), &message, None).await.unwrap();
     assert_eq!(scene.of_kind(INSTANCE, "instance").await.len(), 1, "what the claim has made");
 
-    let ahead = quiet().with_clock(Clock::from_fn(|| now() + 60_000));
+    let ahead = quiet().with_clock(off_by(60_000));
     let b = scene.provider_with("b", ahead).await;
     let gone = async {
         while !scene.of_kind(INSTANCE, "instance").await.is_empty() {
@@ -280,7 +279,7 @@ async fn what_a_dead_worker_left_for_a_start_that_has_gone_is_found_and_removed(
 async fn a_claimed_start_is_looked_at_after_its_lock_or_its_delay_until_a_turn_is_committed() {
     const DELAY: Duration = Duration::from_secs(3_600);
     let scene = Scene::new(1);
-    let ahead = quiet().with_clock(Clock::from_fn(|| now() + DELAY.as_millis() as u64 * 2));
+    let ahead = quiet().with_clock(off_by(7_200_000));
     let (a, b) = (scene.provider("a").await, scene.provider_with("b", ahead).await);
     a.enqueue_for_orchestrator(start(INSTANCE), None).await.unwrap();
     let claim = |document: &serde_json::Value| (document["lock"]["until"].as_u64(), document["due"].as_u64());

@@ -5,7 +5,7 @@
 mod scene;
 
 use duroxide::providers::{Provider, ProviderAdmin, WorkItem};
-use duroxide_cosmos::{Clock, CosmosDBProvider, CosmosDBProviderConfig};
+use duroxide_cosmos::{CosmosDBProvider, CosmosDBProviderConfig};
 use duroxide_cosmos_emulator::{RequestKind, WireAction, WireRequest, WireRule};
 use scene::*;
 use serde_json::Value;
@@ -14,7 +14,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
         Arc,
     },
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
 const NOBODY: &str = "nobody yet";
@@ -23,8 +23,7 @@ const MANY: usize = 250;
 
 /// A process whose clock is an hour ahead: every lock has expired for it, and everything that is put off has come.
 fn an_hour_later() -> CosmosDBProviderConfig {
-    let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64;
-    quiet().with_clock(Clock::from_fn(move || now() + 3_600_000))
+    quiet().with_clock(off_by(3_600_000))
 }
 
 async fn send(provider: &CosmosDBProvider, numbers: std::ops::Range<usize>) {

@@ -688,7 +688,7 @@ impl World {
 fn last_request(doomed: &Mutex<Doomed>, request: &WireRequest<'_>) -> Option<WireAction> {
     let client = request.client?;
     let mut doomed = doomed.lock().unwrap_or_else(PoisonError::into_inner);
-    if client.starts_with(WORKER) && !doomed.half_way.is_empty() && commits_in_parts(request) {
+    if client.starts_with(WORKER) && !doomed.half_way.is_empty() && moment(request) == Some(Moment::CommitsInParts) {
         let doom = doomed.half_way.pop_front()?;
         doomed.clients.entry(client.to_owned()).or_insert(doom);
     }
@@ -730,23 +730,25 @@ fn moment(request: &WireRequest<'_>) -> Option<Moment> {
     }
     let body = request.json()?;
     let (first, second) = (body.get(0)?, body.get(1).unwrap_or(&Value::Null));
-    let id = |operation: &Value| {
-        operation["id"].as_str().or(operation["resourceBody"]["id"].as_str()).unwrap_or("").to_owned()
-    };
-    if commits_in_parts(request) {
+    if commits_in_parts(first) {
         return Some(Moment::CommitsInParts);
     }
     if first["resourceBody"]["staging"].as_array().is_some_and(|notes| !notes.is_empty()) {
         return Some(Moment::Stages);
     }
-    let ends = first["operationType"] == "Delete" && id(first).starts_with("w:") && id(second).starts_with("m:");
+    let is = |operation: &Value, kind: &str| document_id(operation).is_some_and(|id| id.starts_with(kind));
+    let ends = first["operationType"] == "Delete" && is(first, "w:") && is(second, "m:");
     ends.then_some(Moment::EndsActivity)
 }
 
-/// Whether a request commits a turn whose parts are then applied, which takes some requests more.
-fn commits_in_parts(request: &WireRequest<'_>) -> bool {
-    let body = || request.json().unwrap_or_default();
-    request.kind == RequestKind::Batch && body()[0]["resourceBody"]["rolling"]["next"] == 0
+/// Whether a batch that begins so commits a turn whose parts are then applied, which takes some requests more.
+fn commits_in_parts(first: &Value) -> bool {
+    first["resourceBody"]["rolling"]["next"] == 0
+}
+
+/// The document that an operation of a batch is about.
+fn document_id(operation: &Value) -> Option<&str> {
+    operation["id"].as_str().or_else(|| operation["resourceBody"]["id"].as_str())
 }
 
 fn observe(story: &Story, ledger: &Ledger, request: &WireRequest<'_>, answer: &WireAnswer<'_>) {
@@ -780,7 +782,7 @@ pub(crate) fn describe(request: &WireRequest<'_>) -> String {
     if request.kind == RequestKind::Batch {
         let operations = request.json().unwrap_or_default();
         let operation = |operation: &Value| {
-            let id = operation["id"].as_str().or_else(|| operation["resourceBody"]["id"].as_str()).unwrap_or("?");
+            let id = document_id(operation).unwrap_or("?");
             format!("{} {id}", operation["operationType"].as_str().unwrap_or("?"))
         };
         let mut told: Vec<String> = operations.as_array().into_iter().flatten().map(operation).collect();

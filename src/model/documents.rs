@@ -321,7 +321,7 @@ impl InstanceDocument {
     }
 
     /// Whether an instance that runs has parked messages left: somebody must look, though no poll sees them.
-    pub(crate) fn leaves_parked(&self) -> bool {
+    fn leaves_parked(&self) -> bool {
         self.parked && self.exists()
     }
 

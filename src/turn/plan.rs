@@ -144,7 +144,8 @@ impl Planner<'_> {
         document.updated_at = self.now;
         document.tally = Some("open".to_owned());
         if document.parked || !document.exists() {
-            // What is parked, and did not fit this turn, nobody sees: somebody must look, also if this process dies.
+            // Nobody need look for the claim any more. What is parked, and did not fit this turn, nobody sees: somebody must
+            // look, also if this process dies.
             document.parked &= !state.whole;
             document.due = document.parked.then(|| self.now + TAKEOVER_AFTER);
         }

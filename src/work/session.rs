@@ -3,6 +3,7 @@
 //! A session lives in a partition of its own. It is taken before the activity and given back where the activity was lost.
 
 use crate::{
+    admin::shared,
     engine::Engine,
     model::{clock::millis, Millis, Partition, SessionDocument},
     store::{queries, queries::names_in_questions, Deadline, Freshness, StoreError, Versioned, WriteOutcome},
@@ -203,9 +204,15 @@ async fn extend(
     }
 }
 
+/// Removes sessions that are of no use any more; how many. Among several processes one does it for all.
+pub(crate) async fn clean_up(engine: &Engine) -> Result<usize, ProviderError> {
+    let cleaned = shared::ask(engine, shared::SESSIONS, remove_expired(engine)).await?;
+    Ok(cleaned.own().unwrap_or_default())
+}
+
 /// Removes sessions whose lock has expired and that no activity waits for; how many. Page by page, for a bounded time: what
 /// is left is there the next time.
-pub(crate) async fn clean_up(engine: &Engine) -> Result<usize, ProviderError> {
+async fn remove_expired(engine: &Engine) -> Result<usize, ProviderError> {
     let failed = |e: StoreError| e.into_provider_error("cleanup_orphaned_sessions");
     let (now, time_is_up) = (engine.now(), engine.deadline());
     let (mut removed, mut from) = (0, 0);

@@ -9,7 +9,7 @@ use duroxide::{
     providers::{ExecutionMetadata, OrchestrationItem, Provider, ProviderAdmin, ProviderError, TagFilter, WorkItem},
     Event, EventKind,
 };
-use duroxide_cosmos::{CosmosDBProvider, CosmosDBProviderConfig};
+use duroxide_cosmos::{Clock, CosmosDBProvider, CosmosDBProviderConfig};
 use duroxide_cosmos_emulator::{LocalAccount, WireAction, WireRequest, WireRule, WireRuleHandle};
 use futures::{stream, StreamExt, TryStreamExt};
 use serde_json::Value;
@@ -136,6 +136,12 @@ pub fn quiet() -> CosmosDBProviderConfig {
         .with_read_staleness(Duration::ZERO)
         // A busy machine is no outage.
         .with_operation_timeout(PATIENCE)
+}
+
+/// A clock that is off by so many milliseconds.
+pub fn off_by(millis: i64) -> Clock {
+    let system = || u64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
+    Clock::from_fn(move || system().saturating_add_signed(millis))
 }
 
 /// What became of a call that the wire may have cut.
