@@ -81,7 +81,7 @@ pub(crate) async fn complete(
 enum Removed {
     /// It is gone; the ETag of its completion where the service said so.
     /// And the next activity, which was claimed with it, with its ETag where that is known.
-    Done(Option<Etag>, Option<(Next, Option<Etag>)>),
+    Done(Option<Etag>, Option<(Box<Next>, Option<Etag>)>),
     /// It is gone, and whoever waited for its orchestration's turn has it.
     HandedOver,
     /// It was cancelled, or somebody else has it.
@@ -146,7 +146,7 @@ async fn remove(
                 let (etag, claimed) = (committed.etag(1).cloned(), committed.etag(plain).cloned());
                 match along {
                     Along::Nothing => break (etag, None),
-                    Along::Next(next) => break (etag, Some((*next, claimed))),
+                    Along::Next(next) => break (etag, Some((next, claimed))),
                     Along::Turn(offer) => {
                         offer.done(etag, claimed);
                         return Ok(Removed::HandedOver);
@@ -164,7 +164,7 @@ async fn remove(
                 match verify(engine, handle, state, here, deadline).await? {
                     Verified::Done => match along {
                         Along::Nothing => break (None, None),
-                        Along::Next(next) => break (None, Some((*next, None))),
+                        Along::Next(next) => break (None, Some((next, None))),
                         Along::Turn(offer) => {
                             offer.look();
                             return Ok(Removed::HandedOver);
