@@ -10,6 +10,7 @@ use duroxide_cosmos_emulator::{Gate, RequestKind, WireAction, WireRequest, WireR
 use scene::*;
 use serde_json::Value;
 use std::{
+    pin::pin,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -278,11 +279,15 @@ async fn what_a_process_that_died_had_handed_over_is_another_s_when_the_lock_has
         let held = Gate::new();
         let rule = WireRule::new(WireAction::HoldAfter(held.clone())).client("crew").matching(hands_over);
         scene.account.wire().add(rule.skip(step).times(1));
-        tokio::select! {
-            () = hello_until_its_activity_has_ended(&mut crew) => panic!("it is cut"),
-            () = held.reached() => {}
+        {
+            let mut steps = pin!(hello_until_its_activity_has_ended(&mut crew));
+            tokio::select! {
+                () = &mut steps => panic!("it is cut"),
+                () = held.reached() => {}
+            }
+            // While the step is under way: who goes away from one that is alive gives back what that has claimed.
+            scene.cut("crew", 0);
         }
-        scene.cut("crew", 0);
         crew.stop().await;
         let other = scene.provider_with("other", hours_ahead()).await;
         if step == 1 {

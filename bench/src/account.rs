@@ -144,8 +144,8 @@ impl Site {
         }
         tokio::time::sleep(SETTLE).await;
         let each = self.spent().since(before) / rounds as f64;
-        outcome.lower(name::REQUESTS, each.requests);
-        outcome.lower(name::UNITS, each.units);
+        outcome.lower(name::WAITED_REQUESTS, each.requests);
+        outcome.lower(name::WAITED_UNITS, each.units);
         outcome.latencies(latencies);
         Ok(())
     }

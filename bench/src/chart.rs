@@ -82,7 +82,7 @@ impl Panel {
 /// Draws the workloads that ran one orchestration after the other.
 pub fn draw(outcomes: &[Outcome], setting: Setting) -> String {
     let mut rows = pairs(outcomes);
-    rows.retain(|pair| value(pair.ours, name::MEDIAN).or(value(pair.peer, name::MEDIAN)).is_some());
+    rows.retain(|pair| value(pair.ours, name::REQUESTS).or(value(pair.peer, name::REQUESTS)).is_some());
     let setting = format!("{} ms a request, {} physical partition(s)", setting.latency_ms, setting.partitions);
     draw_sheet(&SINGLE, &rows, &setting)
 }

@@ -5,6 +5,7 @@
 
 mod account;
 mod backlog;
+mod busy;
 mod chart;
 mod fleet;
 mod goals;
@@ -15,6 +16,7 @@ mod processes;
 mod ru;
 mod run;
 mod scene;
+mod stress;
 mod table;
 mod workloads;
 
@@ -52,8 +54,12 @@ struct Options {
     /// Seconds for which a fleet comes to rest before it is measured
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     rest: u64,
+    /// duroxide's own stress test of providers: 20 at a time, 5 activities of 10 ms, 10 s; SQLite too where this is built with the
+    /// feature sqlite
+    #[arg(long, conflicts_with_all = ["account", "fleet"])]
+    stress: bool,
     /// Which provider to run
-    #[arg(long, default_value = "both")]
+    #[arg(long, default_value = "all")]
     provider: Providers,
     /// On the account that COSMOS_ENDPOINT and COSMOS_KEY name, in a container that this run makes and removes
     #[arg(long)]
@@ -79,24 +85,50 @@ enum Command {
     /// The process of a fleet that starts and waits
     #[command(hide = true)]
     Client { provider: Which, endpoint: String },
+    /// One that starts, runs and waits
+    #[command(hide = true)]
+    Both { provider: Which, endpoint: String },
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Providers {
     /// duroxide-cosmos
     Ours,
+    /// duroxide-cosmos with nothing handed over
+    Plain,
     /// duroxide-cdb
     Peer,
-    /// Both in turn
+    /// duroxide-cosmos and duroxide-cdb
     Both,
+    /// All in turn. A fleet is not run with nothing handed over, nor is what has several processes or none busy
+    All,
 }
 
 impl Providers {
     fn list(self) -> &'static [Which] {
         match self {
             Self::Ours => &[Which::Ours],
+            Self::Plain => &[Which::Plain],
             Self::Peer => &[Which::Peer],
             Self::Both => &[Which::Ours, Which::Peer],
+            Self::All => &Which::ALL,
+        }
+    }
+
+    /// Those that run this workload.
+    fn running(self, workload: &Workload) -> Vec<Which> {
+        let mut list = self.list().to_vec();
+        if matches!(self, Self::All) && !workload.is_of_one_process() {
+            list.retain(|which| *which != Which::Plain);
+        }
+        list
+    }
+
+    /// Those that run a fleet.
+    fn of_fleet(self) -> &'static [Which] {
+        match self {
+            Self::All => Self::Both.list(),
+            other => other.list(),
         }
     }
 }
@@ -118,7 +150,11 @@ async fn main() -> Result<()> {
     let options = Options::parse();
     match &options.command {
         Some(Command::Worker { provider, endpoint }) => processes::serve(*provider, endpoint).await,
-        Some(Command::Client { provider, endpoint }) => fleet::starter::serve(*provider, endpoint).await,
+        Some(Command::Client { provider, endpoint }) => fleet::starter::serve(*provider, endpoint, None).await,
+        Some(Command::Both { provider, endpoint }) => {
+            fleet::starter::serve(*provider, endpoint, Some(busy::DISPATCHERS)).await
+        }
+        None if options.stress => stress::compare(options.provider.list(), options.latency_ms).await,
         None if options.account => on_account(&options).await,
         None => compare(&options).await,
     }
@@ -164,7 +200,7 @@ async fn compare(options: &Options) -> Result<()> {
     let setting = Setting { latency_ms: options.latency_ms, partitions: options.partitions };
     let (workloads, rows) = (chosen(options), chosen_rows(options));
     let (begun, load) = (Instant::now(), load());
-    let mut outcomes = run_all(&workloads, options.provider.list(), setting).await;
+    let mut outcomes = run_all(&workloads, options.provider, setting).await;
     compare_backlogs(&mut outcomes);
     if !outcomes.is_empty() {
         print_all(&outcomes, setting, begun.elapsed());
@@ -194,19 +230,20 @@ async fn compare(options: &Options) -> Result<()> {
 }
 
 /// Runs the workloads; what fails is an outcome with a note.
-async fn run_all(workloads: &[Workload], providers: &[Which], setting: Setting) -> Vec<Outcome> {
-    let bar = progress(workloads.len() * providers.len());
+async fn run_all(workloads: &[Workload], providers: Providers, setting: Setting) -> Vec<Outcome> {
+    let bar = progress(workloads.iter().map(|workload| providers.running(workload).len()).sum());
     let mut outcomes = Vec::new();
     for workload in workloads {
+        let providers = providers.running(workload);
         // Two idle runtimes don't disturb each other, and waiting for one after the other is dull.
-        if let (Plan::Idle { .. }, [first, second]) = (&workload.plan, providers) {
+        if let (Plan::Idle { .. }, [first, second]) = (&workload.plan, providers.as_slice()) {
             bar.set_message(workload.name);
             let (first, second) = tokio::join!(attempt(workload, *first, setting), attempt(workload, *second, setting));
             outcomes.extend([first, second]);
             bar.inc(2);
             continue;
         }
-        for which in providers {
+        for which in &providers {
             bar.set_message(format!("{}, {}", workload.name, which.package()));
             outcomes.push(attempt(workload, *which, setting).await);
             bar.inc(1);
@@ -224,7 +261,7 @@ async fn attempt(workload: &Workload, which: Which, setting: Setting) -> Outcome
 /// Runs the rows of a fleet with one provider, then with the other: a ratio's two figures come soon after each other.
 async fn run_fleet(rows: &[fleet::Row], options: &Options) -> Vec<Outcome> {
     let effort = fleet::Effort { rest: Duration::from_secs(options.rest), quick: options.quick };
-    let providers = options.provider.list();
+    let providers = options.provider.of_fleet();
     let bar = progress(rows.len() * providers.len());
     let mut outcomes = Vec::new();
     for which in providers {
@@ -259,9 +296,7 @@ fn progress(steps: usize) -> ProgressBar {
 /// Adds each backlog's rate by that of 20. One that was cut off has none: its last turns are missing.
 fn compare_backlogs(outcomes: &mut [Outcome]) {
     let bases = [("Backlog of 20", name::RATE_RATIO), ("Backlog of 20, padded", name::PADDED_RATIO)];
-    for (which, (base, ratio)) in
-        [Which::Ours, Which::Peer].into_iter().flat_map(|which| bases.map(|base| (which, base)))
-    {
+    for (which, (base, ratio)) in Which::ALL.into_iter().flat_map(|which| bases.map(|base| (which, base))) {
         let is_base = |outcome: &&Outcome| outcome.workload == base && outcome.provider == which;
         let rate = outcomes.iter().find(is_base).filter(|o| o.note.is_none()).and_then(|o| o.get(name::RATE));
         let Some(rate) = rate else { continue };
@@ -290,10 +325,10 @@ fn print_fleet(rows: &[fleet::Row], outcomes: &[Outcome], options: &Options, ela
 
 fn print_all(outcomes: &[Outcome], setting: Setting, elapsed: Duration) {
     println!("{}", table::render(outcomes));
-    println!("ours: {}; peer: {}", Which::Ours.package(), Which::Peer.package());
+    println!("{}", Which::ALL.map(|which| format!("{}: {}", which.as_str(), which.package())).join("; "));
     println!(
         "An account in memory, over HTTP on loopback: {} ms a request, {} physical partition(s). \
-         4 orchestration and 4 activity dispatchers, duroxide's defaults otherwise.",
+         4 orchestration and 4 activity dispatchers where nothing else is said, duroxide's defaults otherwise.",
         setting.latency_ms, setting.partitions
     );
     println!(

@@ -28,10 +28,18 @@ impl Sub for Reading {
 
 /// The names of what is measured, as they stand in the table.
 pub mod name {
-    /// Requests an orchestration.
+    /// Requests an orchestration; what a client reads while it waits is not counted.
     pub const REQUESTS: &str = "requests";
-    /// Request units an orchestration.
+    /// Request units an orchestration, the same.
     pub const UNITS: &str = "RU";
+    /// Requests an orchestration, with those of a client in the same process that waits.
+    pub const WAITED_REQUESTS: &str = "requests, client's too";
+    /// Request units an orchestration, the same.
+    pub const WAITED_UNITS: &str = "RU, client's too";
+    /// Turns that ran for an orchestration.
+    pub const TURNS: &str = "turns";
+    /// Processor time of an orchestration in the process that runs it and waits for it, without the account's.
+    pub const CPU: &str = "CPU, ms";
     /// Start to end, as a client sees it.
     pub const MEDIAN: &str = "median, ms";
     /// The same for the slowest in twenty.

@@ -11,8 +11,8 @@ use tokio::process::{Child, ChildStdout, Command};
 
 use crate::measure::{name, Outcome};
 use crate::orchestrations::Tally;
-use crate::run::{at_once, in_turn, warm_up};
-use crate::scene::{Opened, Scene, Which};
+use crate::run::{at_once, in_turn, warm_up, Job};
+use crate::scene::{Opened, Scene, Which, DISPATCHERS};
 
 const READY: &str = "ready";
 
@@ -63,7 +63,7 @@ impl Process {
 /// What a worker process has done so far.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Done {
-    /// Turns of single greetings and of sleepers.
+    /// Turns.
     pub turns: u64,
     /// Activities.
     pub activities: u64,
@@ -114,7 +114,7 @@ impl Worker {
 pub async fn serve(which: Which, endpoint: &str) -> Result<()> {
     let provider = Opened::at(which, endpoint).await?;
     let tally = Default::default();
-    let runtime = provider.runtime(&tally).await;
+    let runtime = provider.runtime(&tally, DISPATCHERS).await;
     let mut orders = ready();
     while orders.next_line().await?.is_some() {
         reply(&Done::of(&tally))?;
@@ -152,7 +152,7 @@ pub async fn two(scene: &mut Scene, outcome: &mut Outcome, busy: u64, cap: Durat
 pub async fn apart(scene: &Scene, outcome: &mut Outcome, rounds: u64, cap: Duration) -> Result<()> {
     let worker = Worker::start(scene.which, &scene.endpoint()).await?;
     warm_up(&scene.client(), "warm").await?;
-    in_turn(scene, outcome, "Hello", "world", rounds, cap).await?;
+    in_turn(scene, outcome, Job { orchestration: "Hello", input: "world", rounds, cap }).await?;
     worker.stop().await?;
     Ok(())
 }

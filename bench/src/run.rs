@@ -9,16 +9,19 @@ use duroxide::runtime::OrchestrationStatus;
 use duroxide::{Client, ClientError};
 
 use crate::backlog::{self, Backlog};
-use crate::measure::{name, Outcome};
+use crate::measure::{name, Outcome, Reading};
 use crate::scene::{Scene, Setting, Which};
 use crate::workloads::{Plan, Workload};
-use crate::{history, processes};
+use crate::{busy, history, processes};
 
 /// Orchestrations under way at once in a busy phase.
 pub const IN_FLIGHT: usize = 8;
 
 /// What an orchestration leaves behind, such as a delivery, may end after its client has its answer.
 pub const SETTLE: Duration = Duration::from_millis(30);
+
+/// From one look of a watcher to the next.
+const LOOK: Duration = Duration::from_millis(4);
 
 /// How long orchestrations may take to end once no more are started.
 const GRACE: Duration = Duration::from_secs(10);
@@ -34,13 +37,19 @@ pub async fn run(workload: &Workload, which: Which, setting: Setting) -> Result<
         backlog::run(&mut outcome, setting, Backlog { waiting, padding }, repeats, workload.cap).await?;
         return Ok(outcome);
     }
+    if let Plan::Busy { under_way, count } = workload.plan {
+        busy::run(&mut outcome, setting, under_way, count, workload.cap).await?;
+        return Ok(outcome);
+    }
     let mut scene = Scene::open(which, setting).await?;
     let cap = workload.cap;
     match &workload.plan {
         Plan::Run { orchestration, input, rounds, busy } => {
             scene.start().await;
             warm_up(&scene.client(), "warm").await?;
-            in_turn(&scene, &mut outcome, orchestration, input, *rounds, cap).await?;
+            let job = Job { orchestration, input, rounds: *rounds, cap };
+            counted(&scene, &mut outcome, job).await?;
+            in_turn(&scene, &mut outcome, job).await?;
             if *busy > 0 {
                 at_once(&scene, &mut outcome, (orchestration, input), *busy, IN_FLIGHT, cap).await?;
             }
@@ -49,7 +58,7 @@ pub async fn run(workload: &Workload, which: Which, setting: Setting) -> Result<
         Plan::TwoProcesses { busy } => processes::two(&mut scene, &mut outcome, *busy, cap).await?,
         Plan::ClientApart { rounds } => processes::apart(&scene, &mut outcome, *rounds, cap).await?,
         Plan::History { events, turns } => history::run(&mut scene, &mut outcome, *events, *turns, cap).await?,
-        Plan::Backlog { .. } => {}
+        Plan::Backlog { .. } | Plan::Busy { .. } => {}
     }
     scene.close().await;
     Ok(outcome)
@@ -68,50 +77,119 @@ pub async fn warm_up(client: &Client, prefix: &str) -> Result<()> {
 /// Starts an orchestration and waits for its end; false where that takes too long.
 pub async fn one(client: &Client, id: &str, orchestration: &str, input: &str, limit: Duration) -> Result<bool> {
     client.start_orchestration(id, orchestration, input).await?;
+    has_ended(client, id, limit).await
+}
+
+/// Waits for the good end of an orchestration; false where that takes too long.
+async fn has_ended(client: &Client, id: &str, limit: Duration) -> Result<bool> {
     match client.wait_for_orchestration(id, limit).await {
         Ok(OrchestrationStatus::Completed { .. }) => Ok(true),
-        Ok(other) => bail!("{orchestration} ended as {other:?}"),
+        Ok(other) => bail!("{id} ended as {other:?}"),
         Err(ClientError::Timeout) => Ok(false),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Orchestrations one after the other: requests, request units and latency of each.
-pub async fn in_turn(
-    scene: &Scene,
-    outcome: &mut Outcome,
-    orchestration: &str,
-    input: &str,
-    rounds: u64,
-    cap: Duration,
-) -> Result<()> {
-    let client = scene.client();
-    let (before, begun) = (scene.reading(), Instant::now());
-    let (mut after, mut latencies) = (before.clone(), Vec::new());
-    for round in 0..rounds {
-        let (started, left) = (Instant::now(), cap.saturating_sub(begun.elapsed()));
-        // Not begun where there is no time for another one like the last.
-        let likely = latencies.last().copied().unwrap_or_default();
-        if left <= likely || !one(&client, &format!("single-{round}"), orchestration, input, left).await? {
-            break;
+/// The same with a look at it every few milliseconds, so that nothing idles between one and the next.
+async fn is_seen_to_end(watcher: &Client, id: &str, limit: Duration) -> Result<bool> {
+    let begun = Instant::now();
+    while begun.elapsed() < limit {
+        match watcher.get_orchestration_status(id).await? {
+            OrchestrationStatus::Completed { .. } => return Ok(true),
+            OrchestrationStatus::Failed { details, .. } => bail!("{id} failed: {}", details.display_message()),
+            OrchestrationStatus::NotFound | OrchestrationStatus::Running { .. } => tokio::time::sleep(LOOK).await,
         }
-        latencies.push(started.elapsed());
-        // One that is cut short does not count.
-        after = scene.reading();
     }
-    if latencies.is_empty() {
-        outcome.note = Some(format!("not one ended within {} s", cap.as_secs()));
+    Ok(false)
+}
+
+/// What is run one after the other.
+#[derive(Clone, Copy)]
+pub struct Job<'a> {
+    /// The orchestration's name.
+    pub orchestration: &'a str,
+    /// Its input.
+    pub input: &'a str,
+    /// How many.
+    pub rounds: u64,
+    /// How long all of them may take.
+    pub cap: Duration,
+}
+
+/// What some orchestrations came to, one after the other.
+struct Series {
+    latencies: Vec<Duration>,
+    spent: Reading,
+    turns: u64,
+}
+
+impl Series {
+    /// Starts them with the scene's own client, and waits for each as it does, or with somebody who watches closely.
+    async fn run(scene: &Scene, watcher: Option<&Client>, prefix: &str, job: Job<'_>) -> Result<Self> {
+        let client = scene.client();
+        let (before, turns_before, begun) = (scene.reading(), scene.tally.turns(), Instant::now());
+        let (mut after, mut turns, mut latencies) = (before.clone(), turns_before, Vec::new());
+        for round in 0..job.rounds {
+            let (started, left) = (Instant::now(), job.cap.saturating_sub(begun.elapsed()));
+            // Not begun where there is no time for another one like the last.
+            if left <= latencies.last().copied().unwrap_or_default() {
+                break;
+            }
+            let id = format!("{prefix}-{round}");
+            client.start_orchestration(&id, job.orchestration, job.input).await?;
+            let has_ended = match watcher {
+                Some(watcher) => is_seen_to_end(watcher, &id, left).await?,
+                None => has_ended(&client, &id, left).await?,
+            };
+            if !has_ended {
+                break;
+            }
+            latencies.push(started.elapsed());
+            // One that is cut short does not count.
+            (after, turns) = (scene.reading(), scene.tally.turns());
+        }
+        if latencies.len() as u64 == job.rounds {
+            tokio::time::sleep(SETTLE).await;
+            after = scene.reading();
+        }
+        Ok(Self { latencies, spent: after - before, turns: turns - turns_before })
+    }
+
+    fn count(&self) -> f64 {
+        self.latencies.len().max(1) as f64
+    }
+}
+
+/// Orchestrations one after the other, while somebody waits for them whose reads are not counted: requests, request units and turns
+/// of each.
+async fn counted(scene: &Scene, outcome: &mut Outcome, job: Job<'_>) -> Result<()> {
+    let (watcher, door) = scene.watcher().await?;
+    let series = Series::run(scene, Some(&watcher.client()), "counted", job).await?;
+    watcher.leave().await;
+    door.shutdown().await;
+    if !series.latencies.is_empty() {
+        outcome.lower(name::REQUESTS, series.spent.stats.total().requests as f64 / series.count());
+        outcome.lower(name::UNITS, series.spent.units / series.count());
+        outcome.lower(name::TURNS, series.turns as f64 / series.count());
+        outcome.kinds(&series.spent, series.count());
+    }
+    Ok(())
+}
+
+/// Orchestrations one after the other, as the process that runs them waits for them itself: requests, request units and latency of
+/// each.
+pub async fn in_turn(scene: &Scene, outcome: &mut Outcome, job: Job<'_>) -> Result<()> {
+    let series = Series::run(scene, None, "single", job).await?;
+    if series.latencies.is_empty() {
+        outcome.note = Some(format!("not one ended within {} s", job.cap.as_secs()));
         return Ok(());
     }
-    if latencies.len() as u64 == rounds {
-        tokio::time::sleep(SETTLE).await;
-        after = scene.reading();
+    outcome.lower(name::WAITED_REQUESTS, series.spent.stats.total().requests as f64 / series.count());
+    outcome.lower(name::WAITED_UNITS, series.spent.units / series.count());
+    if outcome.requests_by_kind.is_empty() {
+        outcome.kinds(&series.spent, series.count());
     }
-    let (spent, by) = (after - before, latencies.len() as f64);
-    outcome.lower(name::REQUESTS, spent.stats.total().requests as f64 / by);
-    outcome.lower(name::UNITS, spent.units / by);
-    outcome.kinds(&spent, by);
-    outcome.latencies(latencies);
+    outcome.latencies(series.latencies);
     Ok(())
 }
 

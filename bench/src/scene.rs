@@ -20,21 +20,30 @@ use crate::ru::Meter;
 /// Orchestration and activity dispatchers, each.
 pub const DISPATCHERS: usize = 4;
 
+/// Whom the account knows as one whose requests are not counted.
+const WATCHER: &str = "watcher";
+
 /// Whose provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Which {
     /// duroxide-cosmos.
     Ours,
+    /// duroxide-cosmos with nothing handed over.
+    Plain,
     /// duroxide-cdb.
     Peer,
 }
 
 impl Which {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Ours, Self::Plain, Self::Peer];
+
     /// The name in JSON and on the command line.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Ours => "ours",
+            Self::Plain => "plain",
             Self::Peer => "peer",
         }
     }
@@ -43,6 +52,7 @@ impl Which {
     pub fn package(self) -> &'static str {
         match self {
             Self::Ours => "duroxide-cosmos",
+            Self::Plain => "duroxide-cosmos with nothing handed over",
             Self::Peer => "duroxide-cdb 0.1.10",
         }
     }
@@ -68,9 +78,14 @@ pub enum Opened {
 impl Opened {
     /// Opens the container of the account at `endpoint`, and makes it if it is missing.
     pub async fn at(which: Which, endpoint: &str) -> Result<Self> {
+        Self::with(which, endpoint, CosmosDBProviderConfig::default()).await
+    }
+
+    async fn with(which: Which, endpoint: &str, ours: CosmosDBProviderConfig) -> Result<Self> {
         Ok(match which {
-            Which::Ours => {
-                let config = CosmosDBProviderConfig::default()
+            Which::Ours | Which::Plain => {
+                let config = ours
+                    .with_hand_over(which == Which::Ours)
                     .with_endpoint(endpoint)
                     .with_credential(Credential::account_key(EMULATOR_KEY.to_owned()));
                 let provider = duroxide_cosmos::CosmosDBProvider::new_with_config(config).await?;
@@ -99,11 +114,16 @@ impl Opened {
         }
     }
 
-    /// A runtime on the provider: duroxide's defaults, but for the number of dispatchers.
-    pub async fn runtime(&self, tally: &Arc<Tally>) -> Arc<Runtime> {
+    /// A client of it.
+    pub fn client(&self) -> Client {
+        Client::new(self.store())
+    }
+
+    /// A runtime on the provider: duroxide's defaults, but for the number of dispatchers of each kind.
+    pub async fn runtime(&self, tally: &Arc<Tally>, dispatchers: usize) -> Arc<Runtime> {
         let options = RuntimeOptions {
-            orchestration_concurrency: DISPATCHERS,
-            worker_concurrency: DISPATCHERS,
+            orchestration_concurrency: dispatchers,
+            worker_concurrency: dispatchers,
             ..RuntimeOptions::default()
         };
         let (activities, orchestrations) = orchestrations::registries(tally);
@@ -159,7 +179,7 @@ impl Scene {
 
     /// Starts a runtime in this process.
     pub async fn start(&mut self) {
-        self.runtime = Some(self.provider.runtime(&self.tally).await);
+        self.runtime = Some(self.provider.runtime(&self.tally, DISPATCHERS).await);
     }
 
     /// The account's address, for another process.
@@ -169,7 +189,7 @@ impl Scene {
 
     /// A client of the runtime's own provider.
     pub fn client(&self) -> Client {
-        Client::new(self.provider.store())
+        self.provider.client()
     }
 
     /// The runtime's own provider.
@@ -180,6 +200,14 @@ impl Scene {
     /// Another provider on the same container, as in another process.
     pub async fn second(&self) -> Result<Opened> {
         Opened::at(self.which, &self.served.endpoint()).await
+    }
+
+    /// Somebody who only looks: what it sends is not counted. It is there for as long as the door is kept.
+    pub async fn watcher(&self) -> Result<(Opened, Served)> {
+        let door = self.account.serve_client(([127, 0, 0, 1], 0).into(), WATCHER).await.context("no port is free")?;
+        // It believes nothing that it has seen before.
+        let config = CosmosDBProviderConfig::default().with_read_staleness(Duration::ZERO);
+        Ok((Opened::with(self.which, &door.endpoint(), config).await?, door))
     }
 
     /// Puts documents into the container that are nobody's work, so that it holds as much as another one.
@@ -196,9 +224,10 @@ impl Scene {
         Ok(())
     }
 
-    /// What went over the wire so far.
+    /// What went over the wire so far, but for what a watcher has sent.
     pub fn reading(&self) -> Reading {
-        Reading { stats: self.account.stats(), units: self.meter.units() }
+        let stats = self.account.stats() - self.account.stats_of(WATCHER);
+        Reading { stats, units: self.meter.units() - self.meter.units_of(WATCHER) }
     }
 
     /// Stops the runtime; the account and the provider stay.

@@ -6,7 +6,7 @@ use crate::goals::{goal, Goal};
 use crate::measure::{Better, Outcome};
 use crate::scene::Which;
 
-const HEADER: [&str; 7] = ["workload", "measure", "ours", "peer", "peer ÷ ours", "goal", ""];
+const HEADER: [&str; 8] = ["workload", "measure", "ours", "plain", "peer", "peer ÷ ours", "goal", ""];
 
 /// A workload's outcomes side by side.
 pub struct Pair<'a> {
@@ -14,8 +14,16 @@ pub struct Pair<'a> {
     pub workload: &'a str,
     /// This project's.
     pub ours: Option<&'a Outcome>,
+    /// The same with nothing handed over.
+    pub plain: Option<&'a Outcome>,
     /// The peer's.
     pub peer: Option<&'a Outcome>,
+}
+
+impl<'a> Pair<'a> {
+    fn all(&self) -> [Option<&'a Outcome>; 3] {
+        [self.ours, self.plain, self.peer]
+    }
 }
 
 /// The outcomes by workload, in the order in which they were run.
@@ -23,11 +31,12 @@ pub fn pairs(outcomes: &[Outcome]) -> Vec<Pair<'_>> {
     let mut pairs: Vec<Pair<'_>> = Vec::new();
     for outcome in outcomes {
         let at = pairs.iter().position(|pair| pair.workload == outcome.workload).unwrap_or_else(|| {
-            pairs.push(Pair { workload: &outcome.workload, ours: None, peer: None });
+            pairs.push(Pair { workload: &outcome.workload, ours: None, plain: None, peer: None });
             pairs.len() - 1
         });
         match outcome.provider {
             Which::Ours => pairs[at].ours = Some(outcome),
+            Which::Plain => pairs[at].plain = Some(outcome),
             Which::Peer => pairs[at].peer = Some(outcome),
         }
     }
@@ -43,18 +52,16 @@ pub fn render(outcomes: &[Outcome]) -> String {
     align(&rows)
 }
 
-fn rows_of(pair: &Pair<'_>) -> Vec<[String; 7]> {
-    let mut rows: Vec<[String; 7]> = measures(pair).into_iter().map(|measure| row(pair, measure)).collect();
+fn rows_of(pair: &Pair<'_>) -> Vec<[String; 8]> {
+    let mut rows: Vec<[String; 8]> = measures(pair).into_iter().map(|measure| row(pair, measure)).collect();
     let kinds = |outcome: Option<&Outcome>| outcome.map(|o| by_kind(&o.requests_by_kind)).unwrap_or_default();
-    let (ours, peer) = (kinds(pair.ours), kinds(pair.peer));
-    if !(ours.is_empty() && peer.is_empty()) {
-        let lines = ours.len().max(peer.len());
-        let cell = |kinds: &[String], line: usize| kinds.get(line).cloned().unwrap_or_default();
-        rows.extend((0..lines).map(|line| plain(["", "", &cell(&ours, line), &cell(&peer, line)])));
-    }
-    for outcome in [pair.ours, pair.peer].into_iter().flatten() {
+    let kinds = pair.all().map(kinds);
+    let lines = kinds.iter().map(Vec::len).max().unwrap_or(0);
+    let cell = |of: usize, line: usize| kinds[of].get(line).cloned().unwrap_or_default();
+    rows.extend((0..lines).map(|line| plain(["", "", &cell(0, line), &cell(1, line), &cell(2, line)])));
+    for outcome in pair.all().into_iter().flatten() {
         if let Some(note) = &outcome.note {
-            rows.push(plain(["", &format!("{}: {note}", outcome.provider.as_str()), "", ""]));
+            rows.push(plain(["", &format!("{}: {note}", outcome.provider.as_str()), "", "", ""]));
         }
     }
     if let Some(first) = rows.first_mut() {
@@ -66,7 +73,7 @@ fn rows_of(pair: &Pair<'_>) -> Vec<[String; 7]> {
 /// The figures that either has.
 fn measures(pair: &Pair<'_>) -> Vec<(&'static str, Better)> {
     let mut names = Vec::new();
-    for measure in [pair.ours, pair.peer].into_iter().flatten().flat_map(|outcome| &outcome.measures) {
+    for measure in pair.all().into_iter().flatten().flat_map(|outcome| &outcome.measures) {
         if !names.contains(&(measure.name, measure.better)) {
             names.push((measure.name, measure.better));
         }
@@ -74,9 +81,9 @@ fn measures(pair: &Pair<'_>) -> Vec<(&'static str, Better)> {
     names
 }
 
-fn row(pair: &Pair<'_>, (name, better): (&'static str, Better)) -> [String; 7] {
+fn row(pair: &Pair<'_>, (name, better): (&'static str, Better)) -> [String; 8] {
     let value = |outcome: Option<&Outcome>| outcome.and_then(|outcome| outcome.get(name));
-    let (ours, peer) = (value(pair.ours), value(pair.peer));
+    let [ours, plain, peer] = pair.all().map(value);
     let ratio = ours.zip(peer).filter(|(ours, _)| *ours > 0.0 && better != Better::Neither);
     let goal = goal(pair.workload, name);
     let arrow = match better {
@@ -89,6 +96,7 @@ fn row(pair: &Pair<'_>, (name, better): (&'static str, Better)) -> [String; 7] {
         String::new(),
         format!("{name}{arrow}"),
         ours.map(number).unwrap_or_default(),
+        plain.map(number).unwrap_or_default(),
         peer.map(number).unwrap_or_default(),
         ratio.map(|(ours, peer)| number(peer / ours)).unwrap_or_default(),
         goal.map(bound).unwrap_or_default(),
@@ -110,9 +118,9 @@ fn by_kind(kinds: &BTreeMap<&'static str, f64>) -> Vec<String> {
     kinds.iter().map(|(kind, requests)| format!("{kind} {}", number(**requests))).collect()
 }
 
-fn plain(cells: [&str; 4]) -> [String; 7] {
-    let [a, b, c, d] = cells.map(str::to_owned);
-    [a, b, c, d, String::new(), String::new(), String::new()]
+fn plain(cells: [&str; 5]) -> [String; 8] {
+    let [a, b, c, d, e] = cells.map(str::to_owned);
+    [a, b, c, d, e, String::new(), String::new(), String::new()]
 }
 
 /// Three significant digits, more only for whole thousands.
@@ -145,11 +153,11 @@ fn thousands(value: i64) -> String {
 }
 
 /// Names to the left, figures to the right. A note runs over the columns that it leaves empty.
-fn align(rows: &[[String; 7]]) -> String {
-    let is_note = |row: &[String; 7]| row[2..].iter().all(String::is_empty);
+fn align(rows: &[[String; 8]]) -> String {
+    let is_note = |row: &[String; 8]| row[2..].iter().all(String::is_empty);
     let length = |text: &String| text.chars().count();
     let width = |column: usize| rows.iter().filter(|row| !is_note(row)).map(|row| length(&row[column])).max();
-    let mut widths: [usize; 7] = std::array::from_fn(|column| width(column).unwrap_or(0));
+    let mut widths: [usize; 8] = std::array::from_fn(|column| width(column).unwrap_or(0));
     // A workload of which there is only a note still has a name.
     widths[0] = rows.iter().map(|row| length(&row[0])).max().unwrap_or(0);
     let mut text = String::new();
@@ -161,7 +169,7 @@ fn align(rows: &[[String; 7]]) -> String {
             0 | 1 => format!("{:<1$}", row[column], widths[column]),
             _ => format!("{:>1$}", row[column], widths[column]),
         };
-        let line: Vec<String> = (0..7).map(cell).collect();
+        let line: Vec<String> = (0..8).map(cell).collect();
         text.push_str(line.join("  ").trim_end());
         text.push('\n');
     }

@@ -35,6 +35,13 @@ pub enum Plan {
         /// How many with several under way; none for zero.
         busy: u64,
     },
+    /// A process that keeps several greetings under way, with more dispatchers than the others have.
+    Busy {
+        /// How many at a time.
+        under_way: usize,
+        /// How many in all.
+        count: u64,
+    },
     /// Greetings that wait before the runtime starts.
     Backlog {
         /// How many.
@@ -86,11 +93,17 @@ impl Workload {
     pub fn skips(&self, which: Which) -> Option<&'static str> {
         (self.skip_peer && which == Which::Peer).then_some("not run with the peer: it would take many minutes")
     }
+
+    /// Whether it tells what handing over changes.
+    pub fn is_of_one_process(&self) -> bool {
+        matches!(self.plan, Plan::Run { .. } | Plan::Busy { .. })
+    }
 }
 
 /// All workloads; `quick` takes a few rounds of each.
 pub fn all(quick: bool) -> Vec<Workload> {
     let mut all = runs(quick);
+    all.extend(busy(quick));
     all.extend(backlogs(quick));
     all.extend(others(quick));
     all
@@ -113,6 +126,21 @@ fn runs(quick: bool) -> Vec<Workload> {
         Workload::new("Parent of 5", "parent5", run("Parent", "5", 10, 0), 15),
         Workload::new("Hello, 100 KB", "payload", run("Hello", &"x".repeat(PAYLOAD), 10, 0), 12),
     ]
+}
+
+fn busy(quick: bool) -> Vec<Workload> {
+    let each = |(name, slug, under_way, count): (&'static str, &'static str, usize, u64)| {
+        let count = if quick { count / 5 } else { count };
+        Workload::new(name, slug, Plan::Busy { under_way, count }, 15)
+    };
+    // The emulator copies a whole partition for every batch: on many it takes less of the machine.
+    let on_many = |workload| Workload { partitions: 64, ..workload };
+    let sizes = [
+        ("Hello, 8 under way, 16 + 16", "busy8", 8, 400),
+        ("Hello, 32 under way, 16 + 16", "busy32", 32, 800),
+        ("Hello, 128 under way, 16 + 16", "busy128", 128, 1_600),
+    ];
+    sizes.map(each).map(on_many).into()
 }
 
 fn backlogs(quick: bool) -> Vec<Workload> {

@@ -1,4 +1,4 @@
-//! The client process: it starts orchestrations and waits for their ends, and runs none.
+//! The client process: it starts orchestrations and waits for their ends. Where nothing else is said, it runs none.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -58,6 +58,8 @@ enum Order {
     Timers { instances: u64, each: u64 },
     /// How many of so many histories don't end once, with each of so many activities completed once.
     Verify { job: Job, count: u64, activities: usize },
+    /// The processor time that it has taken so far.
+    Cpu,
 }
 
 /// How a stream of orchestrations flows.
@@ -100,6 +102,16 @@ impl Starter {
         Ok(Self(Process::start("client", which, endpoint).await?))
     }
 
+    /// Starts one that runs what it starts.
+    pub async fn start_with_runtime(which: Which, endpoint: &str) -> Result<Self> {
+        Ok(Self(Process::start("both", which, endpoint).await?))
+    }
+
+    /// The processor time that it has taken so far.
+    pub async fn cpu(&mut self) -> Result<Duration> {
+        self.0.ask(&Order::Cpu).await
+    }
+
     /// Starts so many and waits for none.
     pub async fn fill(&mut self, job: Job, count: u64) -> Result<()> {
         self.0.ask(&Order::Fill { job, count }).await
@@ -126,10 +138,14 @@ impl Starter {
     }
 }
 
-/// What the client process does, until its input ends.
-pub async fn serve(which: Which, endpoint: &str) -> Result<()> {
+/// What the client process does, until its input ends. With dispatchers, it runs orchestrations as well.
+pub async fn serve(which: Which, endpoint: &str, dispatchers: Option<usize>) -> Result<()> {
     let provider = Opened::at(which, endpoint).await?;
-    let (store, client) = (provider.store(), Client::new(provider.store()));
+    let (store, client) = (provider.store(), provider.client());
+    let runtime = match dispatchers {
+        Some(dispatchers) => Some(provider.runtime(&Arc::default(), dispatchers).await),
+        None => None,
+    };
     let mut orders = ready();
     while let Some(line) = orders.next_line().await? {
         match serde_json::from_str(&line)? {
@@ -138,7 +154,11 @@ pub async fn serve(which: Which, endpoint: &str) -> Result<()> {
             Order::Stream { job, pace } => reply(&keep_under_way(&client, &job, pace).await?)?,
             Order::Timers { instances, each } => reply(&timers(&store, instances, each).await?)?,
             Order::Verify { job, count, activities } => reply(&verify(&store, &job, count, activities).await?)?,
+            Order::Cpu => reply(&cpu()?)?,
         }
+    }
+    if let Some(runtime) = runtime {
+        runtime.shutdown(Some(500)).await;
     }
     provider.leave().await;
     Ok(())
@@ -237,6 +257,11 @@ async fn verify(store: &Arc<dyn Provider>, job: &Job, count: u64, activities: us
         }
     }
     Ok(wrong)
+}
+
+fn cpu() -> Result<Duration> {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Ok(time.try_into()?)
 }
 
 /// Milliseconds since 1970: what this process and others on the machine agree on.
