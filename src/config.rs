@@ -287,7 +287,8 @@ impl CosmosDBProviderConfig {
     /// service every time.
     ///
     /// What this process writes itself is seen at once in any case. Clients that wait for an orchestration read it every
-    /// few milliseconds, and so does every activity that starts: this is what keeps that from costing a request each.
+    /// few milliseconds, and so does every activity that starts: this is what keeps that from costing a request each. Ten times as old
+    /// an answer will do while the instance's next step is in this process, as a turn or an activity that waits or runs.
     pub fn with_read_staleness(mut self, staleness: Duration) -> Self {
         self.read_staleness = staleness;
         self

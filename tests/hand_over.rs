@@ -395,3 +395,113 @@ async fn a_child_s_start_and_its_end_carry_the_claims_of_child_and_parent() {
     assert_eq!(sent.to(CHILD), [RequestKind::Batch; 2]);
     assert_eq!(sent.to(INSTANCE), [RequestKind::Batch; 3], "its turn, the end of the child, its last turn");
 }
+
+impl Crew {
+    /// Ends an execution that continues as new.
+    async fn continue_as_new(&self, token: &str, execution: u64) -> Result<(), duroxide::providers::ProviderError> {
+        let events = vec![started(INSTANCE, execution), completed(INSTANCE, execution, 2)];
+        let (provider, again) = (self.provider.as_ref(), vec![again(INSTANCE)]);
+        commit(provider, token, events, Vec::new(), again, ended("ContinuedAsNew")).await
+    }
+
+    /// Ends the instance.
+    async fn complete(&self, token: &str, execution: u64) {
+        let events = vec![started(INSTANCE, execution), completed(INSTANCE, execution, 2)];
+        let (provider, nothing) = (self.provider.as_ref(), Vec::new());
+        commit(provider, token, events, Vec::new(), nothing, ended("Completed")).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_continues_as_new_keeps_the_lock_but_not_for_ever() {
+    use RequestKind::{Batch, Replace};
+    let scene = Scene::new(1);
+    let mut crew = Crew::begin(&scene, no_sweeps(), 3, 0).await;
+    let sent = Sent::record(&scene);
+    crew.start().await;
+    for execution in 1..=10 {
+        let (turn, token, attempts) = crew.turn().await;
+        assert_eq!((turn.execution_id, turn.messages.len(), attempts), (execution.max(2) - 1, 1, 1));
+        crew.continue_as_new(&token, execution).await.unwrap();
+    }
+    let (_, token, _) = crew.turn().await;
+    crew.complete(&token, 11).await;
+    // The start, then the commits; one of them has let go, so that the turn after it was claimed.
+    let mut expected = vec![Batch; 12];
+    expected.insert(10, Replace);
+    assert_eq!(sent.to(INSTANCE), expected);
+    nothing_is_left(&scene).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_that_came_during_a_turn_is_claimed_by_its_commit() {
+    let scene = Scene::new(1);
+    let mut crew = Crew::begin(&scene, no_sweeps(), 1, 0).await;
+    crew.start().await;
+    let (_, token, _) = crew.turn().await;
+    crew.provider.enqueue_for_orchestrator(external(INSTANCE, "news"), None).await.unwrap();
+    let sent = Sent::record(&scene);
+    commit(crew.provider.as_ref(), &token, vec![started(INSTANCE, 1)], Vec::new(), Vec::new(), running())
+        .await
+        .unwrap();
+    let (turn, token, attempts) = crew.turn().await;
+    assert_eq!((turn.messages.as_slice(), attempts), ([external(INSTANCE, "news")].as_slice(), 1));
+    crew.commit(&token, false, Vec::new()).await;
+    assert_eq!(sent.to(INSTANCE), [RequestKind::Batch; 2]);
+    nothing_is_left(&scene).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_turn_that_was_there_before_comes_first() {
+    let scene = Scene::new(1);
+    let mut crew = Crew::begin(&scene, no_sweeps(), 1, 0).await;
+    crew.start().await;
+    let (_, token, _) = crew.turn().await;
+    crew.stop().await;
+    // It waits for the only dispatcher.
+    crew.provider.enqueue_for_orchestrator(start(CHILD), None).await.unwrap();
+    let sent = Sent::record(&scene);
+    crew.continue_as_new(&token, 1).await.unwrap();
+    let (turn, token, _) = next_turn(crew.provider.as_ref(), LONG).await;
+    assert_eq!(turn.instance, CHILD);
+    commit(crew.provider.as_ref(), &token, vec![started(CHILD, 1)], Vec::new(), Vec::new(), running()).await.unwrap();
+    let (turn, ..) = next_turn(crew.provider.as_ref(), LONG).await;
+    assert_eq!(turn.instance, INSTANCE);
+    assert_eq!(sent.to(INSTANCE), [RequestKind::Batch, RequestKind::Replace]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_that_was_kept_by_a_commit_whose_answer_is_lost_is_counted_once() {
+    let scene = Scene::new(1);
+    let mut crew = Crew::begin(&scene, quiet(), 3, 0).await;
+    crew.start().await;
+    let (_, token, _) = crew.turn().await;
+    let lost = next_hand_over(&scene, WireAction::LoseAnswer);
+    crew.continue_as_new(&token, 1).await.unwrap();
+    assert_eq!(lost.hits(), 1);
+    let (turn, token, attempts) = crew.turn().await;
+    assert_eq!((turn.messages.as_slice(), attempts), ([again(INSTANCE)].as_slice(), 1));
+    crew.complete(&token, 2).await;
+    nothing_is_left(&scene).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_that_was_kept_for_nobody_is_given_back_and_that_of_the_dead_expires() {
+    for dies in [false, true] {
+        let scene = Scene::new(1);
+        let mut crew = Crew::begin(&scene, quiet(), 1, 0).await;
+        crew.start().await;
+        let (_, token, _) = crew.turn().await;
+        crew.stop().await;
+        if dies {
+            let cut = scene.cut_after("crew", 0);
+            let Ended::Cut = until_cut(crew.continue_as_new(&token, 1), &cut).await else { panic!("it is cut") };
+        } else {
+            crew.continue_as_new(&token, 1).await.unwrap();
+        }
+        let config = if dies { hours_ahead() } else { quiet() };
+        let other = scene.provider_with("other", config).await;
+        let (turn, _, attempts) = next_turn(&other, LONG).await;
+        assert_eq!((turn.messages, attempts), (vec![again(INSTANCE)], 1 + u32::from(dies)), "{dies}");
+    }
+}

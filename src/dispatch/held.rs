@@ -72,6 +72,7 @@ impl Held {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::dispatch::here::Here;
     use crate::model::{DocumentId, Partition, WorkDocument};
 
     pub(in crate::dispatch) fn work(session: Option<&str>) -> WorkDocument {
@@ -93,7 +94,7 @@ pub(super) mod tests {
     }
 
     fn hint(session: Option<&str>) -> WorkHint {
-        WorkHint::new(work(session))
+        WorkHint::new(work(session), &Here::default())
     }
 
     #[test]

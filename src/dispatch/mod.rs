@@ -7,6 +7,7 @@
 mod asked;
 mod bell;
 mod held;
+pub(crate) mod here;
 mod lane;
 pub(crate) mod leases;
 mod members;
@@ -34,6 +35,7 @@ use asked::Asked;
 use azure_core::http::Etag;
 use duroxide::Event;
 use held::Held;
+use here::{Here, Place};
 use members::Fleet;
 use pace::Pace;
 use queue::{Offer, Queue, Weight};
@@ -76,7 +78,7 @@ const MAX_KEPT_BYTES: usize = 64 * 1024;
 const MAX_SEEN: usize = 200;
 
 impl OrchestrationHint {
-    fn new(partition: Partition, starts: bool) -> Self {
+    pub(crate) fn new(partition: Partition, starts: bool) -> Self {
         let (messages, seen) = (Vec::new(), Vec::new());
         Self { partition, starts, pinned: None, messages, seen, ask: true, ends: false, others: None }
     }
@@ -107,6 +109,11 @@ impl OrchestrationHint {
     /// Whether nothing else that it tells of is due by then, so that the ends of activities may wait.
     fn can_wait_until(&self, until: Millis) -> bool {
         self.others.is_none_or(|others| others > until)
+    }
+
+    /// Whether all that is due tells of ends, which may wait for others.
+    pub(crate) fn waits_for_others(&self, now: Millis) -> bool {
+        self.ends && self.can_wait_until(now)
     }
 
     /// News about the same instance.
@@ -148,11 +155,13 @@ pub(crate) struct WorkHint {
     pub(crate) document: WorkDocument,
     /// Who owns its session and was told of it.
     told: Option<String>,
+    _here: Arc<Place>,
 }
 
 impl WorkHint {
-    fn new(document: WorkDocument) -> Self {
-        Self { document, told: None }
+    fn new(document: WorkDocument, here: &Here) -> Self {
+        let place = here.place(&document.instance_id);
+        Self { document, told: None, _here: place.into() }
     }
 }
 
@@ -188,6 +197,8 @@ pub(crate) struct Dispatch {
     held: Held,
     pace: Pace,
     under_way: UnderWay,
+    /// Whose activities this process has, or has in its queue.
+    pub(crate) here: Here,
     /// When somebody here last took something.
     took: Moment,
     /// When others were last called to help.
@@ -214,6 +225,7 @@ impl Dispatch {
             held: Held::default(),
             pace: Pace::default(),
             under_way: UnderWay::default(),
+            here: Here::default(),
             took: Moment::default(),
             helped: Moment::default(),
             awaited: Mutex::default(),
@@ -414,7 +426,7 @@ impl Dispatch {
             return;
         }
         let (key, seq, due) = (document.seq.clone(), document.seq.clone(), document.due);
-        let offer = Offer { key, hint: WorkHint::new(document), seq, due, urgent: true };
+        let offer = Offer { key, hint: WorkHint::new(document, &self.here), seq, due, urgent: true };
         self.work.offer(offer, self.clock.now(), |old, new| *old = new);
     }
 
@@ -488,6 +500,36 @@ impl Dispatch {
         }
         let hint = OrchestrationHint::new(partition.clone(), false);
         self.offer_turn(hint, String::new(), due, at_once);
+    }
+
+    /// Whether the next step of an instance is this process's, as far as it knows: a turn that it has or is about to take, or an activity.
+    pub(crate) fn has_next_step(&self, partition: &Partition) -> bool {
+        self.here.has(partition) || self.turns.is_at_hand(partition, self.clock.now())
+    }
+
+    /// What waits for the next turn of an instance, while this process has one.
+    pub(crate) fn peek_turn<R>(&self, partition: &Partition, look: impl FnOnce(&OrchestrationHint) -> R) -> Option<R> {
+        self.turns.peek(partition, look)
+    }
+
+    /// A turn of this process was committed and is followed by the next at once, under a lock until then: takes out what waits for that.
+    pub(crate) fn turn_kept(
+        &self,
+        partition: &Partition,
+        history: Option<&[Event]>,
+        until: Millis,
+    ) -> Option<OrchestrationHint> {
+        let now = self.clock.now();
+        self.pace.turn_ended(partition, history.map_or(0, pace::open), now);
+        let hint = self.turns.take_out(partition, until, now)?;
+        self.recent.taken(partition, hint.ids(), until);
+        Some(hint)
+    }
+
+    /// What was taken out for a turn is tried again: it came to nothing.
+    pub(crate) fn hint_returned(&self, hint: &OrchestrationHint) {
+        self.recent.returned(&hint.partition, hint.ids());
+        self.turn_returned(&hint.partition, self.clock.now());
     }
 
     /// A turn of this process holds its lock until then.

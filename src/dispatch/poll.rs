@@ -371,7 +371,7 @@ fn offer_work(engine: &Engine, look: &Look<'_>, view: &View, row: &Row, document
         dispatch.held.seen_free(session, now);
     }
     // The row says that nobody holds it now, whatever an attempt before has met.
-    let offer = Offer { key, hint: WorkHint::new(document), seq, due, urgent: true };
+    let offer = Offer { key, hint: WorkHint::new(document, &dispatch.here), seq, due, urgent: true };
     dispatch.work.offer(offer, now, |_, _| ());
     if known {
         return Standing::Known;

@@ -259,6 +259,22 @@ impl<K: Clone + Eq + Hash + Ord, H: Weight> Queue<K, H> {
         inner.bytes = 0;
     }
 
+    /// Whether a key is busy, or its hint can be tried.
+    pub(super) fn is_at_hand(&self, key: &K, now: Millis) -> bool {
+        let inner = self.lock();
+        let is_ready = |entry: &Entry<H>| matches!(entry.filed, Filed::Ready(_));
+        inner.busy.get(key).is_some_and(|until| *until > now) || inner.entries.get(key).is_some_and(is_ready)
+    }
+
+    /// Takes out the hint for a key, whether it can be tried or not; it is busy until then.
+    pub(super) fn take_out(&self, key: &K, busy_until: Millis, now: Millis) -> Option<H> {
+        let mut inner = self.lock();
+        let entry = inner.remove(key);
+        inner.busy.insert(key.clone(), busy_until);
+        inner.refile(key, now);
+        entry.map(|entry| entry.hint)
+    }
+
     /// Whether a key is busy.
     pub(super) fn is_busy(&self, key: &K, now: Millis) -> bool {
         self.lock().busy.get(key).is_some_and(|until| *until > now)

@@ -103,11 +103,10 @@ impl Order for TurnOrder<'_> {
 impl TurnOrder<'_> {
     /// Claims in a task of its own.
     async fn claim(&self, engine: &Arc<Engine>, hint: &OrchestrationHint) -> Result<Claimed, StoreError> {
-        let (engine_too, hint_too, filter) = (engine.clone(), hint.clone(), self.filter.cloned());
-        let lock_timeout = self.lock_timeout;
+        let (engine_too, hint_too, terms) = (engine.clone(), hint.clone(), self.terms());
         let claiming = async move {
-            let deadline = Deadline::after(claim_time(&engine_too, lock_timeout));
-            claim::claim(&engine_too, &hint_too, lock_timeout, filter.as_ref(), deadline).await
+            let deadline = Deadline::after(claim_time(&engine_too, terms.lock_timeout));
+            claim::claim(&engine_too, &hint_too, &terms, deadline).await
         };
         let (engine_too, partition) = (engine.clone(), hint.partition.clone());
         let give_back = move |outcome| {

@@ -2,7 +2,7 @@
 //!
 //! A dispatcher that waits is a standing order: it says how long it would lock and what it takes. Whoever is about to write what
 //! such a dispatcher would claim next (a start, the end of an activity, a turn with activities, a delivery) *reserves* an order,
-//! and puts the claim into the same batch ([`turn`], [`work`]). Once the batch is done, what was claimed lies on the
+//! and puts the claim into the same batch ([`turn`], [`work`]); a commit keeps the lock for the next turn ([`kept`]). Once the batch is done, what was claimed lies on the
 //! *counter*, and the dispatcher that was reserved, or any other that fits, takes it without a request.
 //!
 //! Invariants.
@@ -14,6 +14,8 @@
 //!
 //! Crash points: as those of a claim. The lock of what was handed over by a process that died expires.
 
+pub(crate) mod commit;
+mod kept;
 pub(crate) mod turn;
 pub(crate) mod work;
 

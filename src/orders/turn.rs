@@ -15,7 +15,7 @@ use crate::{
     turn::{
         cache::{Contents, Known},
         claim::{self, Claimed, Ours},
-        instance_id, load, open, release,
+        instance_id, load, open, release, Runner,
     },
 };
 use azure_core::http::Etag;
@@ -123,6 +123,8 @@ impl TurnOffer {
         let token = engine.new_token();
         let mut document = document.unwrap_or_else(|| InstanceDocument::new(partition.clone(), &token, now));
         document.hold(&token, now.saturating_add(millis(reserved.terms.lock_timeout)));
+        // Its message tells of it: nobody need look for the claim.
+        document.due = None;
         document.claims.push(now);
         let claim = Claim { token, document, condition, contents, claimed_at: now, reserved };
         Some(Self { engine: engine.clone(), claim: Some(claim), message: message.clone(), sent: false })
@@ -221,11 +223,11 @@ fn may_take_over(engine: &Engine, Known { document, contents, .. }: &Known, kind
     let Some(contents) = contents.as_ref().filter(|contents| contents.kv.is_some()) else { return false };
     // What others have sent must not wait for as long as this process has something to say.
     let has_asked = engine.dispatch.has_asked(&document.instance_id);
-    is_free && has_asked && (kind != Kind::End || waits_for(&contents.history) <= 1)
+    is_free && has_asked && (kind != Kind::End || waits_for(contents.history.iter()) <= 1)
 }
 
 /// How many activities and children an execution waits for.
-fn waits_for(history: &[Event]) -> usize {
+pub(super) fn waits_for<'a>(history: impl IntoIterator<Item = &'a Event>) -> usize {
     let (mut scheduled, mut ended) = (0_usize, 0);
     for event in history {
         match event.kind {
@@ -242,7 +244,7 @@ fn waits_for(history: &[Event]) -> usize {
     scheduled.saturating_sub(ended)
 }
 
-fn pinned(document: &InstanceDocument) -> Option<semver::Version> {
+pub(super) fn pinned(document: &InstanceDocument) -> Option<semver::Version> {
     document.pinned.as_deref().and_then(|version| semver::Version::parse(version).ok())
 }
 
@@ -257,16 +259,16 @@ async fn serve(
 ) {
     let Claim { token, document, contents, claimed_at, reserved, .. } = claim;
     let document = found.unwrap_or(document);
-    let (partition, lock_timeout) = (document.instance_id.clone(), reserved.terms.lock_timeout);
+    let (partition, terms) = (document.instance_id.clone(), reserved.terms.clone());
     let (label, until) = (pinned(&document), document.lock.as_ref().map_or(0, |lock| lock.until));
     let hint = OrchestrationHint::of_message(message.clone(), message_etag);
-    let ours = Ours { token, document, etag, claimed_at, lock_timeout, contents };
+    let runner = Runner { terms: terms.clone(), in_a_row: 0 };
+    let ours = Ours { token, document, etag, claimed_at, runner, contents };
     match open::open(&engine, &hint, ours).await {
         Ok(Claimed::Turn(turn)) => {
             engine.dispatch.turn_holds(&partition, until);
             let engine_too = engine.clone();
             let give_back = move |turn: Turn| release::give_back_later(&engine_too, &partition, turn.1, 0);
-            let terms = reserved.terms.clone();
             engine.orders.turns.lay(&engine, (label, &terms), Parcel::new(*turn, give_back), Some(reserved));
         }
         Ok(_) => engine.dispatch.end_hand_over(&message),

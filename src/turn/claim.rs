@@ -5,18 +5,19 @@
 
 use super::{
     cache::{Contents, Known},
-    instance_id, load, open, release, staging,
+    instance_id, load, open, release, staging, Runner,
 };
 use crate::{
     admin::delete,
     dispatch::OrchestrationHint,
     engine::Engine,
     model::{clock::millis, InstanceDocument, Millis, Partition},
+    orders::{turn::TurnWants, Terms},
     store::{Deadline, Freshness, StoreError, Versioned, WriteOutcome},
 };
 use azure_core::http::Etag;
 use duroxide::providers::{DispatcherCapabilityFilter, OrchestrationItem};
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 /// Claims kept in the document: more attempts than that are not told apart.
 const MAX_CLAIMS: usize = 64;
@@ -39,8 +40,7 @@ pub(crate) enum Claimed {
 pub(crate) async fn claim(
     engine: &Arc<Engine>,
     hint: &OrchestrationHint,
-    lock_timeout: Duration,
-    filter: Option<&DispatcherCapabilityFilter>,
+    terms: &Terms<TurnWants>,
     deadline: Deadline,
 ) -> Result<Claimed, StoreError> {
     let partition = &hint.partition;
@@ -54,10 +54,10 @@ pub(crate) async fn claim(
     // What was cached may be stale, so there is a second look at most.
     for _ in 0..3 {
         let attempt = match known.take() {
-            None => begin(engine, partition, lock_timeout, deadline).await?,
-            Some(known) => match unclaimable(engine, &known.document, filter, deadline).await? {
+            None => begin(engine, partition, terms, deadline).await?,
+            Some(known) => match unclaimable(engine, &known.document, terms.wants.0.as_ref(), deadline).await? {
                 Some(outcome) => return Ok(outcome),
-                None => take_over(engine, partition, known, lock_timeout, deadline).await?,
+                None => take_over(engine, partition, known, terms, deadline).await?,
             },
         };
         match attempt {
@@ -88,7 +88,7 @@ pub(crate) struct Ours {
     pub(crate) document: InstanceDocument,
     pub(crate) etag: Etag,
     pub(crate) claimed_at: Millis,
-    pub(crate) lock_timeout: Duration,
+    pub(crate) runner: Runner,
     /// What was known of the instance, which the claim's condition has proved.
     pub(crate) contents: Option<Contents>,
 }
@@ -163,17 +163,17 @@ pub(crate) fn supports(filter: &DispatcherCapabilityFilter, pinned: &semver::Ver
 async fn begin(
     engine: &Arc<Engine>,
     partition: &Partition,
-    lock_timeout: Duration,
+    terms: &Terms<TurnWants>,
     deadline: Deadline,
 ) -> Result<Attempt, StoreError> {
     let (now, token) = (engine.now(), engine.new_token());
     let mut document = InstanceDocument::new(partition.clone(), &token, now);
-    document.hold(&token, now.saturating_add(millis(lock_timeout)));
+    document.hold(&token, now.saturating_add(millis(terms.lock_timeout)));
     document.claims.push(now);
     let written = engine.store.create(partition, &instance_id(), &document, deadline).await;
     // Where there was no document, there is neither history nor a value.
     let contents = Some(load::nothing());
-    let wanted = Wanted { token, document, claimed_at: now, lock_timeout, contents, condition: None };
+    let wanted = Wanted { token, document, claimed_at: now, terms: terms.clone(), contents, condition: None };
     settle(engine, wanted, written, deadline).await
 }
 
@@ -182,12 +182,12 @@ async fn take_over(
     engine: &Arc<Engine>,
     partition: &Partition,
     known: Known,
-    lock_timeout: Duration,
+    terms: &Terms<TurnWants>,
     deadline: Deadline,
 ) -> Result<Attempt, StoreError> {
     let (now, token) = (engine.now(), engine.new_token());
     let Known { mut document, etag, contents } = known;
-    document.hold(&token, now.saturating_add(millis(lock_timeout)));
+    document.hold(&token, now.saturating_add(millis(terms.lock_timeout)));
     if document.claims.len() >= MAX_CLAIMS {
         document.claims.remove(1);
     }
@@ -195,7 +195,7 @@ async fn take_over(
     let after = document.claims.last().map_or(0, |last| last + 1);
     document.claims.push(now.max(after));
     let written = engine.store.replace(partition, &instance_id(), &document, Some(&etag), deadline).await;
-    let wanted = Wanted { token, document, claimed_at: now, lock_timeout, contents, condition: Some(etag) };
+    let wanted = Wanted { token, document, claimed_at: now, terms: terms.clone(), contents, condition: Some(etag) };
     settle(engine, wanted, written, deadline).await
 }
 
@@ -204,7 +204,7 @@ struct Wanted {
     token: String,
     document: InstanceDocument,
     claimed_at: Millis,
-    lock_timeout: Duration,
+    terms: Terms<TurnWants>,
     contents: Option<Contents>,
     /// The document that the write depends on; none where it depends on there being none.
     condition: Option<Etag>,
@@ -213,8 +213,9 @@ struct Wanted {
 impl Wanted {
     /// It happened, and this is how the document is now.
     fn granted(self, document: InstanceDocument, etag: Etag) -> Attempt {
-        let Self { token, claimed_at, lock_timeout, contents, .. } = self;
-        Attempt::Ours(Box::new(Ours { token, document, etag, claimed_at, lock_timeout, contents }))
+        let Self { token, claimed_at, terms, contents, .. } = self;
+        let runner = Runner { terms, in_a_row: 0 };
+        Attempt::Ours(Box::new(Ours { token, document, etag, claimed_at, runner, contents }))
     }
 }
 

@@ -13,8 +13,8 @@ use super::{
 use crate::{
     dispatch,
     engine::Engine,
-    model::{kind, DocumentId, ExecutionDocument, WorkDocument},
-    orders::work::Scheduled,
+    model::{kind, DocumentId, ExecutionDocument, IntentDocument, WorkDocument},
+    orders::{commit::WithCommit, Standing},
     outbox,
     store::{batch, BatchOutcome, Committed, Deadline, Freshness, Operation, RolledBack, StoreError, Versioned},
 };
@@ -67,8 +67,8 @@ struct Done {
     ack_events: Vec<duroxide::Event>,
     foreign_cancellations: Vec<duroxide::providers::ScheduledActivityIdentifier>,
     staged: bool,
-    /// The activities that it has claimed for those who wait.
-    handed: Scheduled,
+    /// What it has claimed for those who wait.
+    handed: WithCommit,
 }
 
 /// Why a commit did not end.
@@ -92,23 +92,25 @@ async fn attempt(
     let older = older_execution(engine, handle, state, ack).await?;
     let mut gone: Vec<String> = Vec::new();
     let mut staged = false;
-    let mut handed = Scheduled::new(engine, &handle.partition, ack);
+    let mut handed = WithCommit::new(engine, handle, state, ack);
     loop {
         let deadline = engine.deadline_at(state.until);
-        let mut plan = plan::plan(engine, &handle.partition, &handle.token, state, ack, older.clone(), &handed)
-            .map_err(|unplannable| refuse(handle, unplannable))?;
+        let mut plan =
+            plan::plan(engine, &handle.partition, &handle.token, state, ack, older.clone(), &handed.activities)
+                .map_err(|unplannable| refuse(handle, unplannable))?;
         plan.operations.retain(|operation| !gone.iter().any(|id| id == operation.document_id()));
         if !plan.document.staging.is_empty() {
             // What an earlier ack with this token has staged in vain: somebody must look at it, also if no message comes.
             plan.document.due = Some(engine.now() + staging::TAKEOVER_AFTER);
         }
+        handed.lock(&mut plan.document);
         if !fits(&plan) && !handed.is_empty() {
             // What is staged is visible later than it would be locked.
             handed.withdraw();
             continue;
         }
         let sent = if fits(&plan) {
-            handed.sent(&state.etag, state.until);
+            handed.sent(&plan.document, &state.etag, state.until);
             send(engine, handle, state, &plan, &plan.operations, deadline).await
         } else {
             staged = true;
@@ -306,7 +308,7 @@ fn done(
     ack: &Ack,
     (etag, committed): (Option<Etag>, &Committed),
     staged: bool,
-    handed: Scheduled,
+    handed: WithCommit,
 ) -> Outcome {
     if !staged {
         dispatch::announce(engine, &handle.partition, &plan.operations, committed, 1 + plan.consumption.len());
@@ -393,20 +395,30 @@ async fn after_commit(engine: &Arc<Engine>, handle: &TurnHandle, state: &TurnSta
                 warn!(instance_id = handle.partition.instance_id(), %error, "a staged turn is rolled forward later");
             }
         }
-    } else if let Some(etag) = etag {
-        remember(engine, handle, state, &plan, etag, &ack_events);
+    } else if let Some(etag) = &etag {
+        remember(engine, handle, state, &plan, etag.clone(), &ack_events);
     } else {
         engine.cache.forget(&handle.partition);
     }
-    // They read what is remembered by now.
-    handed.serve();
     let contents = engine.cache.get(&handle.partition).and_then(|known| known.contents);
-    let history = contents.as_ref().map(|contents| contents.history.as_slice());
-    engine.dispatch.turn_committed(&handle.partition, history);
-    outbox::deliver_soon(engine, plan.intents).await;
+    // They read what is remembered by now.
+    let goes_on = handed.serve(etag.map(|etag| (etag, contents.clone())));
+    if !goes_on {
+        let history = contents.as_ref().map(|contents| contents.history.as_slice());
+        engine.dispatch.turn_committed(&handle.partition, history);
+    }
+    deliver(engine, state, plan.intents, goes_on).await;
     for activity in foreign_cancellations {
         cancel_foreign(engine, &activity).await;
     }
+}
+
+/// Sends what the turn owes others. Who has ended its turn will be back: a child can be handed to it, unless it has another turn already.
+async fn deliver(engine: &Arc<Engine>, state: &TurnState, intents: Vec<IntentDocument>, has_another: bool) {
+    let comes_back = engine.config.hand_over() && !has_another && !intents.is_empty();
+    let standing = comes_back.then(|| engine.orders.turns.stand(state.runner.terms.clone()));
+    let _idle = standing.as_ref().map(Standing::sleeps);
+    outbox::deliver_soon(engine, intents).await;
 }
 
 /// Keeps what the next turn needs, as long as the ETag proves that nothing has changed.

@@ -26,11 +26,12 @@ pub(crate) mod staging;
 
 use crate::{
     model::{DocumentId, InstanceDocument, KvDocument, MessageDocument, Millis, Partition},
+    orders::{turn::TurnWants, Terms},
     store::Versioned,
 };
 use azure_core::http::Etag;
 use cache::Contents;
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 /// The id of every instance's hot document.
 pub(crate) fn instance_id() -> DocumentId {
@@ -44,13 +45,22 @@ pub(crate) struct TurnHandle {
     pub(crate) state: tokio::sync::Mutex<TurnState>,
 }
 
+/// Who has a turn.
+#[derive(Clone)]
+pub(crate) struct Runner {
+    /// How it claims: it comes back for the next when this one has ended.
+    pub(crate) terms: Terms<TurnWants>,
+    /// How many turns of the instance before this one have kept the lock for the next.
+    pub(crate) in_a_row: u32,
+}
+
 /// What is known of a turn that is under way.
 pub(crate) struct TurnState {
     /// The instance's document as this token last wrote it, and its ETag: the fence.
     pub(crate) document: InstanceDocument,
     pub(crate) etag: Etag,
     pub(crate) until: Millis,
-    pub(crate) lock_timeout: Duration,
+    pub(crate) runner: Runner,
     /// The messages that this fetch took, each as it must be when the turn consumes it; their attempts are those with this
     /// one.
     pub(crate) taken: Vec<Versioned<MessageDocument>>,

@@ -99,7 +99,7 @@ async fn ready(
     (name, version): (String, String),
 ) -> Result<Prepared, StoreError> {
     let lock_left = ours.document.lock.as_ref().map_or(0, |lock| lock.until.saturating_sub(engine.now()));
-    if lock_left < millis(ours.lock_timeout) / 2 {
+    if lock_left < millis(ours.runner.terms.lock_timeout) / 2 {
         keep_lock(engine, ours, engine.deadline()).await?;
     }
     let (contents, broken) = match loaded.contents {
@@ -139,7 +139,7 @@ async fn contents_of(
         tokio::select! {
             biased;
             loaded = &mut loading => return loaded,
-            () = tokio::time::sleep(ours.lock_timeout / 2) => keep_lock(engine, ours, engine.deadline()).await?,
+            () = tokio::time::sleep(ours.runner.terms.lock_timeout / 2) => keep_lock(engine, ours, engine.deadline()).await?,
         }
     }
 }
@@ -149,7 +149,7 @@ async fn keep_lock(engine: &Engine, ours: &mut Ours, deadline: Deadline) -> Resu
     let partition = ours.document.instance_id.clone();
     loop {
         let mut next = ours.document.clone();
-        let until = engine.clock.after(ours.lock_timeout);
+        let until = engine.clock.after(ours.runner.terms.lock_timeout);
         next.hold(&ours.token, until);
         let written = engine.store.replace(&partition, &instance_id(), &next, Some(&ours.etag), deadline).await?;
         if let WriteOutcome::Done(etag) = written {
@@ -323,7 +323,7 @@ async fn forget_older_claims(engine: &Engine, ours: &mut Ours, deadline: Deadlin
 
 fn hand_out(engine: &Arc<Engine>, hint: &OrchestrationHint, ours: Ours, ready: Ready) -> Claimed {
     let partition = &hint.partition;
-    let Ours { token, document, etag, claimed_at, lock_timeout, .. } = ours;
+    let Ours { token, document, etag, claimed_at, runner, .. } = ours;
     let Ready { mut taken, items, unreadable, contents, name, version, more } = ready;
     count_attempts(&document, &mut taken);
     let attempts = taken.iter().map(|m| m.document.attempts).max().unwrap_or(1);
@@ -349,7 +349,7 @@ fn hand_out(engine: &Arc<Engine>, hint: &OrchestrationHint, ours: Ours, ready: R
     }
     let until = document.lock.as_ref().map_or(0, |lock| lock.until);
     let (whole, phase) = (!more, Phase::Open);
-    let state = TurnState { document, etag, until, lock_timeout, taken, whole, kv, contents, name, version, phase };
+    let state = TurnState { document, etag, until, runner, taken, whole, kv, contents, name, version, phase };
     engine.dispatch.keep_rest(hint, claimed_at);
     engine.dispatch.taken(partition, state.taken.iter().map(|taken| &taken.document.id), until);
     let handle = TurnHandle { token: token.clone(), partition: partition.clone(), state: state.into() };

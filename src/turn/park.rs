@@ -110,7 +110,7 @@ fn marked(engine: &Engine, ours: &Ours, last: bool) -> InstanceDocument {
     }
     // Later than before, so that a part whose answer was lost is known by it.
     let before = ours.document.lock.as_ref().map_or(0, |lock| lock.until);
-    let until = engine.now().saturating_add(millis(ours.lock_timeout)).max(before + 1);
+    let until = engine.now().saturating_add(millis(ours.runner.terms.lock_timeout)).max(before + 1);
     next.hold(&ours.token, until);
     next
 }

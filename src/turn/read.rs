@@ -18,6 +18,17 @@ use tokio::time::Instant;
 /// Who only reads leaves it to the process that committed a turn in parts to apply them, for so long, and looks again so often.
 const LEFT_TO_OTHERS: Duration = Duration::from_millis(200);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// So many times as old an answer may be while this process has the instance's next step: it would know, were there news.
+const OLDER_HERE: u32 = 10;
+
+/// How old what is shown of an instance may be.
+fn staleness(engine: &Engine, partition: &Partition) -> Duration {
+    let allowed = engine.config.read_staleness();
+    match engine.dispatch.has_next_step(partition) {
+        true => allowed * OLDER_HERE,
+        false => allowed,
+    }
+}
 
 /// The instance's document, with a turn that was left half-way rolled forward and a deleted instance not there.
 pub(crate) async fn instance(
@@ -27,7 +38,7 @@ pub(crate) async fn instance(
 ) -> Result<Option<Versioned<InstanceDocument>>, StoreError> {
     let began = Instant::now();
     loop {
-        if let Some(known) = engine.cache.fresh(partition, engine.config.read_staleness()) {
+        if let Some(known) = engine.cache.fresh(partition, staleness(engine, partition)) {
             let settled = |known: &Known| known.document.deleting.is_none() && known.document.rolling.is_none();
             if known.as_ref().is_none_or(settled) {
                 return Ok(known.map(|Known { document, etag, .. }| Versioned { document, etag }));
@@ -63,7 +74,7 @@ pub(crate) async fn latest(
     partition: &Partition,
     deadline: Deadline,
 ) -> Result<Result<Vec<Event>, String>, StoreError> {
-    let (cache, allowed) = (&engine.cache, engine.reads.allowed(partition, engine.config.read_staleness()));
+    let (cache, allowed) = (&engine.cache, engine.reads.allowed(partition, staleness(engine, partition)));
     if let Some(events) = held_here(engine, partition) {
         return Ok(Ok(events));
     }

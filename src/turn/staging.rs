@@ -83,7 +83,7 @@ async fn stage_part(
 ) -> Result<bool, StoreError> {
     loop {
         let deadline = engine.deadline_at(state.until);
-        let until = engine.now().saturating_add(millis(state.lock_timeout));
+        let until = engine.now().saturating_add(millis(state.runner.terms.lock_timeout));
         let mut document = state.document.clone();
         document.hold(&handle.token, until);
         document.staging.retain(|other| other.key != note.key);

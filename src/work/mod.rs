@@ -10,6 +10,7 @@ pub(crate) mod session;
 mod unreadable;
 
 use crate::{
+    dispatch::here::Place,
     model::{DocumentId, Millis, Partition, WorkDocument},
     orders::{work::WorkWants, Terms},
 };
@@ -23,6 +24,7 @@ pub(crate) struct WorkHandle {
     pub(crate) id: DocumentId,
     /// How the worker that has it claims: it comes back for the next when this one has ended.
     pub(crate) terms: Terms<WorkWants>,
+    pub(crate) _here: Place,
     pub(crate) state: tokio::sync::Mutex<WorkState>,
 }
 

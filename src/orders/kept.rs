@@ -1,0 +1,147 @@
+//! The next turn: a commit keeps the lock for it, if something waits for the instance already.
+//!
+//! That is a message which came while the turn ran, or the start with which the turn continues as new. The dispatcher whose turn has ended comes
+//! back for it. Ends of activities and children are no reason as long as others are to come: they share a turn.
+//!
+//! The instance is not kept from others for ever: after [`MOST_IN_A_ROW`] turns there is a commit that lets go of it.
+
+use super::{
+    turn::{pinned, waits_for, Turn},
+    Wants,
+};
+use crate::{
+    dispatch::OrchestrationHint,
+    engine::Engine,
+    model::{clock::millis, status, DocumentId, InstanceDocument, Millis, Partition},
+    parcel::Parcel,
+    turn::{
+        cache::Contents,
+        claim::{Claimed, Ours},
+        open,
+        plan::Ack,
+        release, Runner, TurnHandle, TurnState,
+    },
+};
+use azure_core::http::Etag;
+use duroxide::providers::WorkItem;
+use std::sync::Arc;
+use tracing::debug;
+
+/// So many turns in a row keep the lock.
+const MOST_IN_A_ROW: u32 = 8;
+
+/// A claim of the next turn that goes with the commit of one. Dropped after it was sent, it is given back.
+pub(super) struct Kept {
+    engine: Arc<Engine>,
+    partition: Partition,
+    token: String,
+    runner: Runner,
+    claimed_at: Millis,
+    /// The document with the lock, and the state that its write depends on.
+    sent: Option<(InstanceDocument, Etag)>,
+}
+
+impl Kept {
+    /// A claim of the next turn, if something waits for it and for nobody else who would come first.
+    pub(super) fn new(engine: &Arc<Engine>, handle: &TurnHandle, state: &TurnState, ack: &Ack) -> Option<Self> {
+        let runner = Runner { in_a_row: state.runner.in_a_row + 1, ..state.runner.clone() };
+        if !engine.config.hand_over() || engine.stopping.is_cancelled() || runner.in_a_row > MOST_IN_A_ROW {
+            return None;
+        }
+        let now = engine.now();
+        let goes_on = match ack.metadata.status.as_deref().is_some_and(status::is_terminal) {
+            true => continues_as_new(&handle.partition, ack),
+            false => something_waits(engine, &handle.partition, state, ack, now),
+        };
+        if !goes_on || engine.dispatch.has_turn_for(&runner.terms.wants, now) {
+            return None;
+        }
+        let (engine, partition, token) = (engine.clone(), handle.partition.clone(), engine.new_token());
+        Some(Self { engine, partition, token, runner, claimed_at: now, sent: None })
+    }
+
+    /// Locks the document that a commit leaves, if nothing is in the way. What was sent before was refused.
+    pub(super) fn lock(&mut self, document: &mut InstanceDocument) {
+        self.sent = None;
+        let is_free = document.deleting.is_none()
+            && document.due.is_none()
+            && !document.parked
+            && !document.must_be_looked_at()
+            && self.runner.terms.wants.takes(&pinned(document));
+        if is_free {
+            self.claimed_at = self.engine.now();
+            document.hold(&self.token, self.claimed_at.saturating_add(millis(self.runner.terms.lock_timeout)));
+            document.claims.push(self.claimed_at);
+        }
+    }
+
+    /// The commit is about to be sent with this document: it depends on this state of the instance.
+    pub(super) fn sent(&mut self, document: &InstanceDocument, condition: &Etag) {
+        if document.held_by(&self.token) {
+            self.sent = Some((document.clone(), condition.clone()));
+        }
+    }
+
+    /// The commit did not happen, or is sent without it.
+    pub(super) fn withdraw(&mut self) {
+        self.sent = None;
+    }
+
+    /// The commit is there: whoever comes back gets the next turn. `contents` are what is known of the instance by now. Whether there is one.
+    pub(super) fn serve(mut self, etag: Etag, contents: Option<Contents>) -> bool {
+        let Some((document, _)) = self.sent.take() else { return false };
+        let (engine, partition) = (self.engine.clone(), self.partition.clone());
+        let (label, until) = (pinned(&document), document.lock.as_ref().map_or(0, |lock| lock.until));
+        let history = contents.as_ref().map(|contents| contents.history.as_slice());
+        let hint = engine.dispatch.turn_kept(&partition, history, until);
+        let hint = hint.unwrap_or_else(|| OrchestrationHint::new(partition.clone(), false));
+        let (token, claimed_at, runner) = (self.token.clone(), self.claimed_at, self.runner.clone());
+        let terms = runner.terms.clone();
+        let ours = Ours { token, document, etag, claimed_at, runner, contents };
+        self.engine.spawn(async move {
+            match open::open(&engine, &hint, ours).await {
+                Ok(Claimed::Turn(turn)) => {
+                    engine.dispatch.turn_holds(&partition, until);
+                    let engine_too = engine.clone();
+                    let give_back = move |turn: Turn| release::give_back_later(&engine_too, &partition, turn.1, 0);
+                    engine.orders.turns.lay(&engine, (label, &terms), Parcel::new(*turn, give_back), None);
+                }
+                outcome => {
+                    if let Err(error) = outcome {
+                        debug!(instance_id = partition.instance_id(), %error, "a lock that was kept is given back");
+                    }
+                    engine.dispatch.hint_returned(&hint);
+                }
+            }
+        });
+        true
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let Some((document, condition)) = self.sent.take() else { return };
+        debug!(instance_id = self.partition.instance_id(), "giving back a lock that may have been kept");
+        let (token, due) = (self.token.clone(), self.engine.now());
+        release::give_back_unknown(&self.engine, &document, token, Some(condition), due);
+    }
+}
+
+fn continues_as_new(partition: &Partition, ack: &Ack) -> bool {
+    ack.orchestrator_items.iter().any(|item| {
+        matches!(item, WorkItem::ContinueAsNew { instance, .. } if Some(instance.as_str()) == partition.instance_id())
+    })
+}
+
+/// Whether messages are there that the turn did not take, and it is time for them.
+fn something_waits(engine: &Engine, partition: &Partition, state: &TurnState, ack: &Ack, now: Millis) -> bool {
+    let taken = |id: &DocumentId| state.taken.iter().any(|taken| &taken.document.id == id);
+    let history = state.contents.iter().flat_map(|contents| contents.history.iter());
+    let to_come = waits_for(history.chain(&ack.events));
+    let waits = engine.dispatch.peek_turn(partition, |hint| {
+        let there =
+            hint.messages.iter().filter(|message| message.document.due <= now && !taken(&message.document.id)).count();
+        there > 0 && (!hint.waits_for_others(now) || there >= to_come)
+    });
+    waits.unwrap_or(false)
+}
