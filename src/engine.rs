@@ -125,7 +125,8 @@ impl Engine {
     {
         // What is dropped after its runtime has gone can't do anything more.
         if tokio::runtime::Handle::try_current().is_ok() {
-            self.tasks.spawn(task);
+            // Tasks have kilobytes of state, which the runtime would move several times.
+            self.tasks.spawn(Box::pin(task));
         }
     }
 }

@@ -30,6 +30,8 @@ impl Process {
     pub async fn start(role: &str, which: Which, endpoint: &str) -> Result<Self> {
         let mut child = Command::new(std::env::current_exe()?)
             .args([role, which.as_str(), endpoint])
+            // Backtraces of the SDK's errors, as README advises: it makes some for every answer.
+            .env("RUST_LIB_BACKTRACE", "0")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)

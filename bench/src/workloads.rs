@@ -133,11 +133,11 @@ fn busy(quick: bool) -> Vec<Workload> {
         let count = if quick { count / 5 } else { count };
         Workload::new(name, slug, Plan::Busy { under_way, count }, 15)
     };
-    // The emulator copies a whole partition for every batch: on many it takes less of the machine.
+    // The emulator copies a whole partition for every batch: on several it takes less of the machine.
     let on_many = |workload| Workload { partitions: 64, ..workload };
     let sizes = [
-        ("Hello, 8 under way, 16 + 16", "busy8", 8, 400),
-        ("Hello, 32 under way, 16 + 16", "busy32", 32, 800),
+        ("Hello, 8 under way, 16 + 16", "busy8", 8, 800),
+        ("Hello, 32 under way, 16 + 16", "busy32", 32, 1_200),
         ("Hello, 128 under way, 16 + 16", "busy128", 128, 1_600),
     ];
     sizes.map(each).map(on_many).into()

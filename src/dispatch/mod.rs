@@ -37,8 +37,9 @@ use duroxide::Event;
 use held::Held;
 use here::{Here, Place};
 use members::Fleet;
+pub(crate) use pace::open;
 use pace::Pace;
-use queue::{Offer, Queue, Weight};
+use queue::{Begin, Offer, Queue, Weight};
 use recent::Recent;
 use serde_json::Value;
 use std::{
@@ -65,7 +66,7 @@ pub(crate) struct OrchestrationHint {
     pub(crate) seen: Vec<(DocumentId, Millis)>,
     /// There may be messages that this process doesn't know: the turn asks for them.
     pub(crate) ask: bool,
-    /// It tells of activities that have ended: more of them may go with the same turn.
+    /// It tells of activities or children that have ended: more of them may go with the same turn.
     ends: bool,
     /// When the first is due of whatever else it tells of.
     others: Option<Millis>,
@@ -111,13 +112,22 @@ impl OrchestrationHint {
         self.others.is_none_or(|others| others > until)
     }
 
+    /// How many ends are there, so far as they are known: the messages that this process has put into the queue.
+    fn ends_there(&self) -> usize {
+        if self.ends {
+            self.messages.len()
+        } else {
+            0
+        }
+    }
+
     /// Whether all that is due tells of ends, which may wait for others.
     pub(crate) fn waits_for_others(&self, now: Millis) -> bool {
         self.ends && self.can_wait_until(now)
     }
 
     /// News about the same instance.
-    fn merge(&mut self, news: Self) {
+    pub(crate) fn merge(&mut self, news: Self) {
         self.starts |= news.starts;
         // What was learnt of the instance may be of one that was deleted since: the next attempt learns it again.
         self.pinned = news.pinned;
@@ -302,22 +312,36 @@ impl Dispatch {
         self.work.has_ready(1, now, |hint| wants.takes(&hint.document.tag) && is_free(hint))
     }
 
-    /// A message is about to be written together with a claim of its instance: nobody else tries that meanwhile. Whether nobody does
-    /// already, and nothing else is ready for the instance.
-    pub(crate) fn begin_hand_over(&self, message: &MessageDocument, now: Millis) -> bool {
-        let until = now + lane::CLAIM_TIME;
-        let nothing_else = |hint: &OrchestrationHint| !hint.ends && hint.can_wait_until(now);
-        if !self.turns.set_busy_if(&message.instance_id, until, now, nothing_else) {
-            return false;
-        }
-        self.recent.taken(&message.instance_id, std::iter::once(&message.id), until);
-        true
+    /// A message is about to be written together with a claim of its instance: nobody else tries that meanwhile. It is the end of one of `ends`
+    /// that the instance waits for, or none. The others that are there already, if all are, and nobody tries, and nothing else is ready for the instance.
+    pub(crate) fn begin_hand_over(
+        &self,
+        message: &MessageDocument,
+        ends: usize,
+        now: Millis,
+    ) -> Option<OrchestrationHint> {
+        let (partition, until) = (&message.instance_id, now + lane::CLAIM_TIME);
+        let how = |hint: Option<&OrchestrationHint>| match hint.filter(|hint| hint.ends || !hint.can_wait_until(now)) {
+            None if ends <= 1 => Begin::Leave,
+            Some(hint) if ends > 1 && !hint.ask && hint.waits_for_others(now) && hint.ends_there() + 1 >= ends => {
+                Begin::Take
+            }
+            _ => Begin::No,
+        };
+        let others = self.turns.begin(partition, until, now, how)?;
+        let nothing = || OrchestrationHint { ask: false, ..OrchestrationHint::new(partition.clone(), false) };
+        let others = others.unwrap_or_else(nothing);
+        self.recent.taken(partition, others.ids().chain(std::iter::once(&message.id)), until);
+        Some(others)
     }
 
-    /// The claim was not written, or is not ours: others can try.
-    pub(crate) fn end_hand_over(&self, message: &MessageDocument) {
-        self.recent.returned(&message.instance_id, std::iter::once(&message.id));
+    /// The claim was not written, or is not ours: anybody can try, with the others that are there.
+    pub(crate) fn end_hand_over(&self, message: &MessageDocument, others: OrchestrationHint) {
+        self.recent.returned(&message.instance_id, others.ids().chain(std::iter::once(&message.id)));
         self.turn_ended(&message.instance_id);
+        for Versioned { document, etag } in others.messages {
+            self.offer_completion(document, Some(etag));
+        }
     }
 
     /// Takes the oldest activity out of the queue that a dispatcher takes who wants this, if it is of this instance, without a session,
@@ -374,7 +398,8 @@ impl Dispatch {
         // Not past a timer: the activity has ended before it, and must not come after it.
         let waits =
             |until: &Millis| self.turns.peek(&message.instance_id, |hint| hint.can_wait_until(*until)).unwrap_or(true);
-        let waits_until = self.pace.waits_until(&message.instance_id, self.clock.now()).filter(waits);
+        let others = self.turns.peek(&message.instance_id, OrchestrationHint::ends_there).unwrap_or(0);
+        let waits_until = self.pace.waits_until(&message.instance_id, others, self.clock.now()).filter(waits);
         let (seq, due) = (message.seq.clone(), message.due.max(waits_until.unwrap_or(0)));
         let hint = OrchestrationHint { ends: true, ..OrchestrationHint::of_message(message, etag) };
         self.offer_turn(hint, seq, due, waits_until.is_none());
@@ -445,8 +470,11 @@ impl Dispatch {
     /// A turn of this process was committed, and its history is this now, if that is known. What came meanwhile can be tried.
     pub(crate) fn turn_committed(&self, partition: &Partition, history: Option<&[Event]>) {
         let now = self.clock.now();
-        let waits_until = self.pace.turn_ended(partition, history.map_or(0, pace::open), now);
-        let waits = |hint: &OrchestrationHint| hint.ends && hint.can_wait_until(waits_until);
+        let open = history.map_or(0, pace::open);
+        let waits_until = self.pace.turn_ended(partition, open, now);
+        let waits = |hint: &OrchestrationHint| {
+            hint.ends && hint.can_wait_until(waits_until) && (open == 0 || hint.ends_there() < open)
+        };
         self.turns.set_free_from(partition, now, |hint| if waits(hint) { waits_until } else { 0 });
     }
 
@@ -768,6 +796,23 @@ mod tests {
             dispatch.offer_message(due(1, now + timer), etag());
             assert!(is_ready_after(&dispatch, &partition, now, wait), "then a timer after {timer} ms");
         }
+    }
+
+    #[test]
+    fn the_last_end_takes_the_others_along_and_leaves_them_where_it_comes_to_nothing() {
+        let partition = message(1).instance_id;
+        let numbered = |n: usize| MessageDocument { instance_id: partition.clone(), ..message(n) };
+        let (dispatch, now) = paced(&partition);
+        for there in 0..3 {
+            assert!(dispatch.begin_hand_over(&numbered(9), 4, now).is_none(), "{there} of 4 are there");
+            dispatch.offer_completion(numbered(there), Some(Etag::from("etag")));
+        }
+        let others = dispatch.begin_hand_over(&numbered(9), 4, now).expect("the others");
+        assert_eq!(others.messages.len(), 3);
+        assert!(dispatch.begin_hand_over(&numbered(9), 4, now).is_none(), "somebody does already");
+        dispatch.end_hand_over(&numbered(9), others);
+        let others = dispatch.begin_hand_over(&numbered(9), 4, now).expect("the others again");
+        assert_eq!(others.messages.len(), 3);
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! How soon an instance has its next turn: the ends of activities that come close together share one.
+//! How soon an instance has its next turn: the ends of activities and of children that come close together share one.
 //!
-//! A turn costs three requests however many ends it takes in. While many activities of an instance are under way, its next turn
-//! may as well wait for some more of them: half a millisecond for each, 50 ms at most, from the end of the turn before. So the last
-//! ones hardly wait, an instance with one activity at a time never does, and nothing but the end of an activity is held up.
+//! A turn costs three requests however many ends it takes in. While many activities or children of an instance are under way, its next turn
+//! may as well wait for some more of them: half a millisecond for each, 50 ms at most, from the end of the turn before or, if that is past, from the first of them. So the last
+//! ones hardly wait, the very last not at all, an instance with one at a time never does, and nothing but such an end is held up.
 
 use super::memory::Memory;
 use crate::model::{Millis, Partition};
@@ -12,37 +12,47 @@ use std::sync::{Mutex, PoisonError};
 /// The longest wait.
 pub(super) const LONGEST: Millis = 50;
 
-/// Until when the ends of activities wait, for the last instances.
+/// For the last instances, until when the ends of activities wait after the last turn, and how many were under way then.
 #[derive(Default)]
-pub(super) struct Pace(Mutex<Memory<Partition, Millis>>);
+pub(super) struct Pace(Mutex<Memory<Partition, (Millis, usize)>>);
+
+/// How long an end waits where so many are under way.
+fn wait(open: usize) -> Millis {
+    (open as Millis / 2).min(LONGEST)
+}
 
 impl Pace {
-    /// A turn has ended that leaves so many activities under way. Until when their ends wait.
+    /// A turn has ended that leaves so many activities and children under way. Until when their ends wait.
     pub(super) fn turn_ended(&self, partition: &Partition, open: usize, now: Millis) -> Millis {
-        let until = now + (open as Millis / 2).min(LONGEST);
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).note(partition.clone(), |known| *known = until);
+        let until = now + wait(open);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).note(partition.clone(), |known| *known = (until, open));
         until
     }
 
-    /// Until when the ends of its activities wait, if they do. A clock that was set back makes nobody wait longer.
-    pub(super) fn waits_until(&self, partition: &Partition, now: Millis) -> Option<Millis> {
-        let until = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(partition)?;
-        (until > now && until <= now + LONGEST).then_some(until)
+    /// Until when an end waits that comes now, beside so many others that wait already. The last one waits for nobody. A clock that was set back
+    /// makes nobody wait longer.
+    pub(super) fn waits_until(&self, partition: &Partition, others: usize, now: Millis) -> Option<Millis> {
+        let (until, open) = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(partition)?;
+        let wait = wait(open);
+        (wait > 0 && others + 1 < open).then_some(if until > now { until.min(now + wait) } else { now + wait })
     }
 }
 
-/// How many activities of a history have not ended.
-pub(super) fn open(history: &[Event]) -> usize {
-    let count = |such: fn(&EventKind) -> bool| history.iter().filter(|event| such(&event.kind)).count();
-    let scheduled = count(|kind| matches!(kind, EventKind::ActivityScheduled { .. }));
-    let ended = count(|kind| {
-        matches!(
-            kind,
+/// How many activities and children of a history have not ended.
+pub(crate) fn open<'a>(history: impl IntoIterator<Item = &'a Event>) -> usize {
+    let (mut scheduled, mut ended) = (0_usize, 0);
+    for event in history {
+        match event.kind {
+            EventKind::ActivityScheduled { .. } | EventKind::SubOrchestrationScheduled { .. } => scheduled += 1,
             EventKind::ActivityCompleted { .. }
-                | EventKind::ActivityFailed { .. }
-                | EventKind::ActivityCancelRequested { .. }
-        )
-    });
+            | EventKind::ActivityFailed { .. }
+            | EventKind::ActivityCancelRequested { .. }
+            | EventKind::SubOrchestrationCompleted { .. }
+            | EventKind::SubOrchestrationFailed { .. }
+            | EventKind::SubOrchestrationCancelRequested { .. } => ended += 1,
+            _ => {}
+        }
+    }
     scheduled.saturating_sub(ended)
 }
 
@@ -53,13 +63,14 @@ mod tests {
     #[test]
     fn many_wait_for_each_other_and_one_for_nobody() {
         let (pace, partition) = (Pace::default(), Partition::instance("a").unwrap());
-        assert_eq!(pace.waits_until(&partition, 0), None);
+        assert_eq!(pace.waits_until(&partition, 0, 0), None);
         for (open, wait) in [(0, 0), (1, 0), (4, 2), (20, 10), (100, 50), (10_000, LONGEST)] {
             assert_eq!(pace.turn_ended(&partition, open, 1_000), 1_000 + wait);
-            assert_eq!(pace.waits_until(&partition, 1_000), (wait > 0).then_some(1_000 + wait));
+            assert_eq!(pace.waits_until(&partition, 0, 1_000), (wait > 0).then_some(1_000 + wait));
+            assert_eq!(pace.waits_until(&partition, 0, 2_000), (wait > 0).then_some(2_000 + wait), "it is the first");
+            assert_eq!(pace.waits_until(&partition, open.saturating_sub(1), 1_000), None, "it is the last");
         }
-        assert_eq!(pace.waits_until(&partition, 1_000 + LONGEST), None);
-        assert_eq!(pace.waits_until(&partition, 900), None, "the clock was set back");
+        assert_eq!(pace.waits_until(&partition, 0, 900), Some(900 + LONGEST), "the clock was set back");
     }
 
     #[test]

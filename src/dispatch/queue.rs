@@ -69,6 +69,16 @@ enum Filed {
     Later(Millis),
 }
 
+/// What becomes of the hint for a key that somebody begins with.
+pub(super) enum Begin {
+    /// Nobody begins.
+    No,
+    /// It stays in the queue.
+    Leave,
+    /// It is taken out.
+    Take,
+}
+
 /// A hint as it is offered.
 pub(super) struct Offer<K, H> {
     pub(super) key: K,
@@ -128,16 +138,26 @@ impl<K: Clone + Eq + Hash + Ord, H: Weight> Queue<K, H> {
         inner.take(now, busy_until, |key, hint| *key == first && such(hint))
     }
 
-    /// Keeps a key from being handed out until then, if it is not busy and `may` is true of its hint.
-    pub(super) fn set_busy_if(&self, key: &K, until: Millis, now: Millis, may: impl Fn(&H) -> bool) -> bool {
+    /// Keeps a key from being handed out until then, if it is not busy and `how` agrees, which sees its hint. The hint, if it is taken.
+    pub(super) fn begin(
+        &self,
+        key: &K,
+        until: Millis,
+        now: Millis,
+        how: impl FnOnce(Option<&H>) -> Begin,
+    ) -> Option<Option<H>> {
         let mut inner = self.lock();
-        let is_busy = inner.busy.get(key).is_some_and(|until| *until > now);
-        if is_busy || inner.entries.get(key).is_some_and(|entry| !may(&entry.hint)) {
-            return false;
+        if inner.busy.get(key).is_some_and(|until| *until > now) {
+            return None;
         }
+        let taken = match how(inner.entries.get(key).map(|entry| &entry.hint)) {
+            Begin::No => return None,
+            Begin::Leave => None,
+            Begin::Take => inner.remove(key).map(|entry| entry.hint),
+        };
         inner.busy.insert(key.clone(), until);
         inner.refile(key, now);
-        true
+        Some(taken)
     }
 
     /// Whether so many hints that can be tried now are such.

@@ -6,11 +6,11 @@
 //! The instance is not kept from others for ever: after [`MOST_IN_A_ROW`] turns there is a commit that lets go of it.
 
 use super::{
-    turn::{pinned, waits_for, Turn},
+    turn::{pinned, Turn},
     Wants,
 };
 use crate::{
-    dispatch::OrchestrationHint,
+    dispatch::{self, OrchestrationHint},
     engine::Engine,
     model::{clock::millis, status, DocumentId, InstanceDocument, Millis, Partition},
     parcel::Parcel,
@@ -137,7 +137,7 @@ fn continues_as_new(partition: &Partition, ack: &Ack) -> bool {
 fn something_waits(engine: &Engine, partition: &Partition, state: &TurnState, ack: &Ack, now: Millis) -> bool {
     let taken = |id: &DocumentId| state.taken.iter().any(|taken| &taken.document.id == id);
     let history = state.contents.iter().flat_map(|contents| contents.history.iter());
-    let to_come = waits_for(history.chain(&ack.events));
+    let to_come = dispatch::open(history.chain(&ack.events));
     let waits = engine.dispatch.peek_turn(partition, |hint| {
         let there =
             hint.messages.iter().filter(|message| message.document.due <= now && !taken(&message.document.id)).count();

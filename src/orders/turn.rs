@@ -3,7 +3,7 @@
 //! For a start that is the creation of the instance's document, locked. For any other message it is a replacement of the document
 //! that this process knows, with its history and values, since it has committed the last turn; nothing may be in the way (a lock,
 //! earlier claims, a deletion, parked messages …), and nothing may be ready for the instance that came before. The end of an activity,
-//! or of a child, carries the claim only if it is the last that the instance waits for: others would share its turn.
+//! or of a child, carries the claim only if it is the last that the instance waits for; the others, which wait for it, share its turn.
 
 use super::{Reserved, Terms, Wants, PART_OF_LOCK};
 use crate::{
@@ -19,10 +19,7 @@ use crate::{
     },
 };
 use azure_core::http::Etag;
-use duroxide::{
-    providers::{DispatcherCapabilityFilter, OrchestrationItem, WorkItem},
-    Event, EventKind,
-};
+use duroxide::providers::{DispatcherCapabilityFilter, OrchestrationItem, WorkItem};
 use std::sync::Arc;
 use tracing::debug;
 
@@ -83,6 +80,8 @@ pub(crate) struct TurnOffer {
     /// None once it is settled.
     claim: Option<Claim>,
     message: MessageDocument,
+    /// Ends that are there already.
+    others: OrchestrationHint,
     sent: bool,
 }
 
@@ -107,7 +106,7 @@ impl TurnOffer {
         let partition = &message.instance_id;
         let known = match (kind, engine.cache.get(partition)) {
             (Kind::Start, None) => None,
-            (Kind::End | Kind::Other, Some(known)) if may_take_over(engine, &known, kind) => Some(known),
+            (Kind::End | Kind::Other, Some(known)) if may_take_over(engine, &known) => Some(known),
             _ => return None,
         };
         let (document, condition, contents) = match known {
@@ -117,9 +116,8 @@ impl TurnOffer {
         let pinned = document.as_ref().and_then(pinned);
         let comes_first = |terms: &Terms<TurnWants>| engine.dispatch.has_turn_for(&terms.wants, now);
         let reserved = engine.orders.turns.reserve(&pinned, comes_first)?;
-        if !engine.dispatch.begin_hand_over(message, now) {
-            return None;
-        }
+        let history = contents.iter().filter(|_| kind == Kind::End).flat_map(|contents| contents.history.iter());
+        let others = engine.dispatch.begin_hand_over(message, dispatch::open(history), now)?;
         let token = engine.new_token();
         let mut document = document.unwrap_or_else(|| InstanceDocument::new(partition.clone(), &token, now));
         document.hold(&token, now.saturating_add(millis(reserved.terms.lock_timeout)));
@@ -127,7 +125,7 @@ impl TurnOffer {
         document.due = None;
         document.claims.push(now);
         let claim = Claim { token, document, condition, contents, claimed_at: now, reserved };
-        Some(Self { engine: engine.clone(), claim: Some(claim), message: message.clone(), sent: false })
+        Some(Self { engine: engine.clone(), claim: Some(claim), message: message.clone(), others, sent: false })
     }
 
     /// The write that makes it ours: to be sent in one batch with the message, after it.
@@ -154,8 +152,12 @@ impl TurnOffer {
         // An answer without it is none.
         let Some(instance) = instance else { return self.look() };
         let Some(claim) = self.claim.take() else { return };
-        let (engine, document) = (self.engine.clone(), self.message.clone());
-        let serving = serve(self.engine.clone(), claim, document, message, None, instance);
+        let (engine, document, others) = (self.engine.clone(), self.message.clone(), self.others.clone());
+        // Whoever has started it asks for it next.
+        let known =
+            Known { document: claim.document.clone(), etag: instance.clone(), contents: claim.contents.clone() };
+        engine.cache.put(&document.instance_id, known);
+        let serving = serve(self.engine.clone(), claim, (document, message, others), None, instance);
         engine.spawn(serving);
     }
 
@@ -176,11 +178,11 @@ impl TurnOffer {
             let Some(claim) = self.claim.take() else { return };
             match found {
                 Some(found) if found.document.held_by(&claim.token) => {
-                    let message = self.message.clone();
-                    serve(engine, claim, message, None, Some(found.document), found.etag).await;
+                    let message = (self.message.clone(), None, self.others.clone());
+                    serve(engine, claim, message, Some(found.document), found.etag).await;
                 }
                 _ => {
-                    engine.dispatch.end_hand_over(&self.message);
+                    engine.dispatch.end_hand_over(&self.message, self.others.clone());
                     dispatch::message_written(&engine, self.message.clone(), None, None).await;
                 }
             }
@@ -203,7 +205,7 @@ impl TurnOffer {
 impl Drop for TurnOffer {
     fn drop(&mut self) {
         let Some(Claim { token, document, condition, .. }) = self.claim.take() else { return };
-        self.engine.dispatch.end_hand_over(&self.message);
+        self.engine.dispatch.end_hand_over(&self.message, self.others.clone());
         if self.sent {
             debug!(instance_id = document.instance_id.instance_id(), "giving back what may have been handed over");
             release::give_back_unknown(&self.engine, &document, token, condition, self.engine.now());
@@ -211,8 +213,8 @@ impl Drop for TurnOffer {
     }
 }
 
-/// Whether what is known of an instance can be claimed as it is, for a message of this kind.
-fn may_take_over(engine: &Engine, Known { document, contents, .. }: &Known, kind: Kind) -> bool {
+/// Whether what is known of an instance can be claimed as it is.
+fn may_take_over(engine: &Engine, Known { document, contents, .. }: &Known) -> bool {
     let is_free = document.exists()
         && !document.is_terminal()
         && document.lock.is_none()
@@ -220,28 +222,10 @@ fn may_take_over(engine: &Engine, Known { document, contents, .. }: &Known, kind
         && document.deleting.is_none()
         && document.due.is_none()
         && !document.must_be_looked_at();
-    let Some(contents) = contents.as_ref().filter(|contents| contents.kv.is_some()) else { return false };
+    let is_whole = contents.as_ref().is_some_and(|contents| contents.kv.is_some());
     // What others have sent must not wait for as long as this process has something to say.
     let has_asked = engine.dispatch.has_asked(&document.instance_id);
-    is_free && has_asked && (kind != Kind::End || waits_for(contents.history.iter()) <= 1)
-}
-
-/// How many activities and children an execution waits for.
-pub(super) fn waits_for<'a>(history: impl IntoIterator<Item = &'a Event>) -> usize {
-    let (mut scheduled, mut ended) = (0_usize, 0);
-    for event in history {
-        match event.kind {
-            EventKind::ActivityScheduled { .. } | EventKind::SubOrchestrationScheduled { .. } => scheduled += 1,
-            EventKind::ActivityCompleted { .. }
-            | EventKind::ActivityFailed { .. }
-            | EventKind::ActivityCancelRequested { .. }
-            | EventKind::SubOrchestrationCompleted { .. }
-            | EventKind::SubOrchestrationFailed { .. }
-            | EventKind::SubOrchestrationCancelRequested { .. } => ended += 1,
-            _ => {}
-        }
-    }
-    scheduled.saturating_sub(ended)
+    is_free && is_whole && has_asked
 }
 
 pub(super) fn pinned(document: &InstanceDocument) -> Option<semver::Version> {
@@ -252,8 +236,7 @@ pub(super) fn pinned(document: &InstanceDocument) -> Option<semver::Version> {
 async fn serve(
     engine: Arc<Engine>,
     claim: Claim,
-    message: MessageDocument,
-    message_etag: Option<Etag>,
+    (message, message_etag, others): (MessageDocument, Option<Etag>, OrchestrationHint),
     found: Option<InstanceDocument>,
     etag: Etag,
 ) {
@@ -261,7 +244,8 @@ async fn serve(
     let document = found.unwrap_or(document);
     let (partition, terms) = (document.instance_id.clone(), reserved.terms.clone());
     let (label, until) = (pinned(&document), document.lock.as_ref().map_or(0, |lock| lock.until));
-    let hint = OrchestrationHint::of_message(message.clone(), message_etag);
+    let mut hint = OrchestrationHint::of_message(message.clone(), message_etag);
+    hint.merge(others.clone());
     let runner = Runner { terms: terms.clone(), in_a_row: 0 };
     let ours = Ours { token, document, etag, claimed_at, runner, contents };
     match open::open(&engine, &hint, ours).await {
@@ -271,10 +255,10 @@ async fn serve(
             let give_back = move |turn: Turn| release::give_back_later(&engine_too, &partition, turn.1, 0);
             engine.orders.turns.lay(&engine, (label, &terms), Parcel::new(*turn, give_back), Some(reserved));
         }
-        Ok(_) => engine.dispatch.end_hand_over(&message),
+        Ok(_) => engine.dispatch.end_hand_over(&message, others),
         Err(error) => {
             debug!(instance_id = partition.instance_id(), %error, "what was handed over is given back");
-            engine.dispatch.end_hand_over(&message);
+            engine.dispatch.end_hand_over(&message, others);
         }
     }
 }

@@ -101,7 +101,10 @@ async fn deliver(engine: &Arc<Engine>, intent: &IntentDocument, deadline: Deadli
     match written {
         WriteOutcome::Done(etag) => {
             let message = message().map_err(|e| unreadable(e.to_string()))?;
-            dispatch::message_written(engine, message, Some(etag), None).await;
+            match Kind::of_message(&message) {
+                Kind::End => dispatch::completion_written(engine, message, Some(etag), None),
+                _ => dispatch::message_written(engine, message, Some(etag), None).await,
+            }
             Ok(())
         }
         WriteOutcome::Refused(Refusal::Exists) => {

@@ -2,7 +2,9 @@
 
 use super::{
     cache::{Contents, Known},
-    instance_id, load, staging,
+    instance_id, load,
+    reads::Allowed,
+    staging,
 };
 use crate::{
     admin::delete,
@@ -36,13 +38,29 @@ pub(crate) async fn instance(
     partition: &Partition,
     deadline: Deadline,
 ) -> Result<Option<Versioned<InstanceDocument>>, StoreError> {
+    match remembered(engine, partition) {
+        Some(known) => Ok(known),
+        // Apart, so that who is answered from memory has no room made for it.
+        None => Box::pin(look(engine, partition, deadline)).await,
+    }
+}
+
+/// What this process knows of an instance, if that may be shown.
+fn remembered(engine: &Engine, partition: &Partition) -> Option<Option<Versioned<InstanceDocument>>> {
+    let known = engine.cache.fresh(partition, staleness(engine, partition))?;
+    let settled = |known: &Known| known.document.deleting.is_none() && known.document.rolling.is_none();
+    known.as_ref().is_none_or(settled).then(|| known.map(|Known { document, etag, .. }| Versioned { document, etag }))
+}
+
+async fn look(
+    engine: &Arc<Engine>,
+    partition: &Partition,
+    deadline: Deadline,
+) -> Result<Option<Versioned<InstanceDocument>>, StoreError> {
     let began = Instant::now();
     loop {
-        if let Some(known) = engine.cache.fresh(partition, staleness(engine, partition)) {
-            let settled = |known: &Known| known.document.deleting.is_none() && known.document.rolling.is_none();
-            if known.as_ref().is_none_or(settled) {
-                return Ok(known.map(|Known { document, etag, .. }| Versioned { document, etag }));
-            }
+        if let Some(known) = remembered(engine, partition) {
+            return Ok(known);
         }
         let before = engine.cache.get(partition).map(|known| known.etag);
         let found = engine.store.read(partition, &instance_id(), Freshness::Session, deadline).await?;
@@ -74,10 +92,20 @@ pub(crate) async fn latest(
     partition: &Partition,
     deadline: Deadline,
 ) -> Result<Result<Vec<Event>, String>, StoreError> {
-    let (cache, allowed) = (&engine.cache, engine.reads.allowed(partition, staleness(engine, partition)));
-    if let Some(events) = held_here(engine, partition) {
-        return Ok(Ok(events));
+    let allowed = engine.reads.allowed(partition, staleness(engine, partition));
+    match held_here(engine, partition) {
+        Some(events) => Ok(Ok(events)),
+        None => Box::pin(read(engine, partition, allowed, deadline)).await,
     }
+}
+
+async fn read(
+    engine: &Arc<Engine>,
+    partition: &Partition,
+    allowed: Allowed,
+    deadline: Deadline,
+) -> Result<Result<Vec<Event>, String>, StoreError> {
+    let cache = &engine.cache;
     let mut reading = engine.reads.join(partition, allowed, deadline).await?;
     if let Some(events) = reading.events(cache, partition) {
         return Ok(Ok(events));
