@@ -27,7 +27,9 @@ const CHILDREN: [&str; 4] = ["child 1", "child 2", "child 3", "child 4"];
 /// Keeps what `client` delivers from the partitions of the children.
 fn block(scene: &Scene, client: &str, action: WireAction) -> WireRuleHandle {
     let to_children = |r: &duroxide_cosmos_emulator::WireRequest<'_>| CHILDREN.iter().any(|child| goes_to(r, child));
-    let rule = WireRule::new(action).client(client).on(RequestKind::Create).matching(to_children);
+    // A batch where the child is claimed with its start.
+    let rule = WireRule::new(action).client(client).on(RequestKind::Create).on(RequestKind::Batch);
+    let rule = rule.matching(to_children);
     scene.account.wire().add(rule)
 }
 
@@ -46,7 +48,8 @@ fn an_hour_later() -> CosmosDBProviderConfig {
 async fn owe(scene: &Scene, parent: &str, children: impl Iterator<Item = String>) {
     let dead = format!("dead {parent}");
     let provider = scene.provider(&dead).await;
-    let to_others = WireRule::new(WireAction::FailConnection).client(dead.clone()).on(RequestKind::Create);
+    let to_others = WireRule::new(WireAction::FailConnection).client(dead.clone());
+    let to_others = to_others.on(RequestKind::Create).on(RequestKind::Batch);
     let own = parent.to_owned();
     let blocked = scene.account.wire().add(to_others.matching(move |r| about_items(r) && !goes_to(r, &own)));
     let starts = children.map(|child| start_child(&child, Some(parent))).collect();
@@ -160,7 +163,9 @@ async fn another_process_takes_the_deliveries_of_a_dead_one_over() {
 #[tokio::test]
 async fn two_processes_that_deliver_the_same_messages_start_each_child_once() {
     let scene = Scene::new(2);
-    let (a, b) = (scene.provider("a").await, scene.provider("b").await);
+    // Where it claims them, too, they are given back when it knows.
+    let a = scene.provider_with("a", quiet().with_hand_over(false)).await;
+    let b = scene.provider("b").await;
     // What `a` delivers arrives, but it never hears of it, and keeps trying while `b` takes over and runs the children.
     let deaf = block(&scene, "a", WireAction::LoseAnswer);
     two_turns(&a).await;
@@ -180,7 +185,9 @@ async fn two_processes_that_deliver_the_same_messages_start_each_child_once() {
 #[tokio::test]
 async fn a_message_that_comes_again_after_its_first_copy_was_consumed_is_not_consumed_again() {
     let scene = Scene::new(1);
-    let (a, b) = (scene.provider("a").await, scene.provider("b").await);
+    // Nobody comes back for the children: they would be claimed for a moment.
+    let a = scene.provider_with("a", quiet().with_hand_over(false)).await;
+    let b = scene.provider("b").await;
     // The deletion of the intents does not come through: they are delivered, and still there.
     let kept = WireRule::new(unavailable()).client("a").matching(|r| goes_to(r, PARENT));
     let kept = kept.on(RequestKind::Delete).on(RequestKind::Batch).skip(1);
@@ -277,7 +284,7 @@ async fn messages_that_can_not_be_delivered_keep_no_other_from_arriving_and_are_
     owe(&scene, PARENT, (0..STUCK).map(child)).await;
     owe(&scene, "later", std::iter::once("arrives".to_owned())).await;
     let to_children = |r: &WireRequest<'_>| r.partition_key.is_some_and(|key| key.contains("child"));
-    let rule = WireRule::new(unavailable()).on(RequestKind::Create).matching(to_children);
+    let rule = WireRule::new(unavailable()).on(RequestKind::Create).on(RequestKind::Batch).matching(to_children);
     let stuck = scene.account.wire().add(rule);
     let deliveries = count_deliveries(&scene, "b");
     let by = Arc::new(AtomicU64::new(0));

@@ -98,7 +98,7 @@ pub(super) async fn next<O: Order>(
     let queue = order.queue(dispatch);
     let mut wait = Wait::new(poll_timeout);
     let (counter, terms) = (order.counter(engine), order.terms());
-    let standing = (wait.patient && engine.config.hand_over()).then(|| counter.stand(terms.clone()));
+    let standing = (terms.patient && engine.config.hand_over()).then(|| counter.stand(terms.clone()));
     let called = async || match &standing {
         Some(standing) => standing.called().await,
         None => std::future::pending().await,

@@ -28,7 +28,11 @@ use crate::{
     config::CosmosDBProviderConfig,
     engine::Engine,
     model::{kind, Clock, DocumentId, MessageDocument, Millis, Partition, Slot, WorkDocument},
-    orders::{turn::TurnWants, work::WorkWants, Wants},
+    orders::{
+        turn::{Kind, TurnWants},
+        work::WorkWants,
+        Wants,
+    },
     store::{Committed, Deadline, Operation, StoreError, Versioned},
 };
 use asked::Asked;
@@ -39,7 +43,7 @@ use here::{Here, Place};
 use members::Fleet;
 pub(crate) use pace::open;
 use pace::Pace;
-use queue::{Begin, Offer, Queue, Weight};
+use queue::{Begin, Free, Offer, Queue, Weight};
 use recent::Recent;
 use serde_json::Value;
 use std::{
@@ -113,12 +117,9 @@ impl OrchestrationHint {
     }
 
     /// How many ends are there, so far as they are known: the messages that this process has put into the queue.
-    fn ends_there(&self) -> usize {
-        if self.ends {
-            self.messages.len()
-        } else {
-            0
-        }
+    fn ends_there(&self, now: Millis) -> usize {
+        // What is not due yet is a timer.
+        self.messages.iter().filter(|message| self.ends && message.document.due <= now).count()
     }
 
     /// Whether all that is due tells of ends, which may wait for others.
@@ -323,7 +324,7 @@ impl Dispatch {
         let (partition, until) = (&message.instance_id, now + lane::CLAIM_TIME);
         let how = |hint: Option<&OrchestrationHint>| match hint.filter(|hint| hint.ends || !hint.can_wait_until(now)) {
             None if ends <= 1 => Begin::Leave,
-            Some(hint) if ends > 1 && !hint.ask && hint.waits_for_others(now) && hint.ends_there() + 1 >= ends => {
+            Some(hint) if ends > 1 && !hint.ask && hint.waits_for_others(now) && hint.ends_there(now) + 1 >= ends => {
                 Begin::Take
             }
             _ => Begin::No,
@@ -339,8 +340,17 @@ impl Dispatch {
     pub(crate) fn end_hand_over(&self, message: &MessageDocument, others: OrchestrationHint) {
         self.recent.returned(&message.instance_id, others.ids().chain(std::iter::once(&message.id)));
         self.turn_ended(&message.instance_id);
-        for Versioned { document, etag } in others.messages {
-            self.offer_completion(document, Some(etag));
+        self.offer_again(others.messages, self.clock.now());
+    }
+
+    /// Puts messages back whose turn came to nothing, each as what it is: first what is due later, which ends may have to come before.
+    fn offer_again(&self, mut messages: Vec<Versioned<MessageDocument>>, now: Millis) {
+        messages.sort_by_key(|message| message.document.due <= now);
+        for Versioned { document, etag } in messages {
+            match Kind::of_message(&document) {
+                Kind::End => self.offer_completion(document, Some(etag)),
+                _ => self.offer_message(document, Some(etag)),
+            }
         }
     }
 
@@ -398,8 +408,9 @@ impl Dispatch {
         // Not past a timer: the activity has ended before it, and must not come after it.
         let waits =
             |until: &Millis| self.turns.peek(&message.instance_id, |hint| hint.can_wait_until(*until)).unwrap_or(true);
-        let others = self.turns.peek(&message.instance_id, OrchestrationHint::ends_there).unwrap_or(0);
-        let waits_until = self.pace.waits_until(&message.instance_id, others, self.clock.now()).filter(waits);
+        let now = self.clock.now();
+        let others = self.turns.peek(&message.instance_id, |hint| hint.ends_there(now)).unwrap_or(0);
+        let waits_until = self.pace.waits_until(&message.instance_id, others, now).filter(waits);
         let (seq, due) = (message.seq.clone(), message.due.max(waits_until.unwrap_or(0)));
         let hint = OrchestrationHint { ends: true, ..OrchestrationHint::of_message(message, etag) };
         self.offer_turn(hint, seq, due, waits_until.is_none());
@@ -416,9 +427,7 @@ impl Dispatch {
     /// A turn was handed out at `now` for a hint: what the hint knows of and was not due yet keeps its place in the queue.
     pub(crate) fn keep_rest(&self, hint: &OrchestrationHint, now: Millis) {
         self.recent.returned(&hint.partition, hint.ids());
-        for message in hint.messages.iter().filter(|message| message.document.due > now) {
-            self.offer_message(message.document.clone(), Some(message.etag.clone()));
-        }
+        self.offer_again(hint.messages.iter().filter(|message| message.document.due > now).cloned().collect(), now);
         for (id, due) in hint.seen.iter().filter(|(_, due)| *due > now) {
             let mut later = OrchestrationHint::new(hint.partition.clone(), false);
             later.seen.push((id.clone(), *due));
@@ -473,9 +482,14 @@ impl Dispatch {
         let open = history.map_or(0, pace::open);
         let waits_until = self.pace.turn_ended(partition, open, now);
         let waits = |hint: &OrchestrationHint| {
-            hint.ends && hint.can_wait_until(waits_until) && (open == 0 || hint.ends_there() < open)
+            hint.ends && hint.can_wait_until(waits_until) && (open == 0 || hint.ends_there(now) < open)
         };
-        self.turns.set_free_from(partition, now, |hint| if waits(hint) { waits_until } else { 0 });
+        // The pace of the turn before does not hold any more.
+        self.turns.set_free_from(partition, now, |hint| match (hint.ends, waits(hint)) {
+            (true, true) => Free { not_before: waits_until, due: Some(waits_until) },
+            (true, false) => Free { not_before: 0, due: Some(now) },
+            (false, _) => Free::default(),
+        });
     }
 
     /// A turn of this process has consumed these messages.
@@ -532,7 +546,9 @@ impl Dispatch {
 
     /// Whether the next step of an instance is this process's, as far as it knows: a turn that it has or is about to take, or an activity.
     pub(crate) fn has_next_step(&self, partition: &Partition) -> bool {
-        self.here.has(partition) || self.turns.is_at_hand(partition, self.clock.now())
+        // What is pinned to a version is perhaps for nobody here.
+        let is_ours = |hint: &OrchestrationHint| hint.pinned.is_none();
+        self.here.has(partition) || self.turns.is_at_hand(partition, self.clock.now(), is_ours)
     }
 
     /// What waits for the next turn of an instance, while this process has one.
@@ -554,10 +570,15 @@ impl Dispatch {
         Some(hint)
     }
 
-    /// What was taken out for a turn is tried again: it came to nothing.
-    pub(crate) fn hint_returned(&self, hint: &OrchestrationHint) {
-        self.recent.returned(&hint.partition, hint.ids());
-        self.turn_returned(&hint.partition, self.clock.now());
+    /// A turn for which a hint was taken out, and whose claim was made at `now`, came to nothing.
+    pub(crate) fn came_to_nothing(&self, hint: &OrchestrationHint, now: Millis) {
+        self.keep_rest(hint, now);
+        self.turn_ended(&hint.partition);
+    }
+
+    /// A claim is under way, until this is dropped: a caller that does not wait waits for it.
+    pub(crate) fn claim_under_way(&self) -> impl Drop + Send + 'static {
+        self.under_way.begin()
     }
 
     /// A turn of this process holds its lock until then.
@@ -800,8 +821,18 @@ mod tests {
 
     #[test]
     fn the_last_end_takes_the_others_along_and_leaves_them_where_it_comes_to_nothing() {
+        use duroxide::providers::WorkItem;
         let partition = message(1).instance_id;
-        let numbered = |n: usize| MessageDocument { instance_id: partition.clone(), ..message(n) };
+        let end = |id: usize| WorkItem::ActivityCompleted {
+            instance: "i".to_owned(),
+            execution_id: 1,
+            id: id as u64,
+            result: String::new(),
+        };
+        let numbered = |n: usize| {
+            let item = serde_json::to_string(&end(n)).unwrap();
+            MessageDocument { instance_id: partition.clone(), item, ..message(n) }
+        };
         let (dispatch, now) = paced(&partition);
         for there in 0..3 {
             assert!(dispatch.begin_hand_over(&numbered(9), 4, now).is_none(), "{there} of 4 are there");
@@ -824,7 +855,7 @@ mod tests {
             // Both came while a turn was under way.
             dispatch.turn_holds(&partition, now + 5_000);
             dispatch.offer_completion(message(1), Some(Etag::from("etag")));
-            dispatch.turns.set_free_from(&partition, now, |_| now + pace::LONGEST);
+            dispatch.turns.set_free_from(&partition, now, |_| Free { not_before: now + pace::LONGEST, due: None });
             dispatch.offer_turn(look(ends), String::new(), now - 10, false);
             assert!(is_ready_after(&dispatch, &partition, now, wait), "{ends}");
         }

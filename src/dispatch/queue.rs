@@ -79,6 +79,14 @@ pub(super) enum Begin {
     Take,
 }
 
+/// When a hint can be tried whose key is free again.
+#[derive(Default)]
+pub(super) struct Free {
+    pub(super) not_before: Millis,
+    /// It is due by then.
+    pub(super) due: Option<Millis>,
+}
+
 /// A hint as it is offered.
 pub(super) struct Offer<K, H> {
     pub(super) key: K,
@@ -218,17 +226,19 @@ impl<K: Clone + Eq + Hash + Ord, H: Weight> Queue<K, H> {
 
     /// A key is free again: hints that came in the meantime can be tried.
     pub(super) fn set_free(&self, key: &K, now: Millis) {
-        self.set_free_from(key, now, |_| 0);
+        self.set_free_from(key, now, |_| Free::default());
     }
 
     /// A key is free again: a hint that came in the meantime can be tried when `from` says.
-    pub(super) fn set_free_from(&self, key: &K, now: Millis, from: impl Fn(&H) -> Millis) {
+    pub(super) fn set_free_from(&self, key: &K, now: Millis, from: impl Fn(&H) -> Free) {
         {
             let mut inner = self.lock();
             inner.busy.remove(key);
             // What an attempt said about coming back was about this process's own hold on it.
             let Some(mut entry) = inner.remove(key) else { return };
-            entry.not_before = from(&entry.hint);
+            let Free { not_before, due } = from(&entry.hint);
+            entry.not_before = not_before;
+            entry.due = due.map_or(entry.due, |due| entry.due.min(due));
             inner.insert(key.clone(), entry, now);
         }
         self.changed.notify_waiters();
@@ -279,10 +289,10 @@ impl<K: Clone + Eq + Hash + Ord, H: Weight> Queue<K, H> {
         inner.bytes = 0;
     }
 
-    /// Whether a key is busy, or its hint can be tried.
-    pub(super) fn is_at_hand(&self, key: &K, now: Millis) -> bool {
+    /// Whether a key is busy, or its hint is such and can be tried.
+    pub(super) fn is_at_hand(&self, key: &K, now: Millis, such: impl Fn(&H) -> bool) -> bool {
         let inner = self.lock();
-        let is_ready = |entry: &Entry<H>| matches!(entry.filed, Filed::Ready(_));
+        let is_ready = |entry: &Entry<H>| matches!(entry.filed, Filed::Ready(_)) && such(&entry.hint);
         inner.busy.get(key).is_some_and(|until| *until > now) || inner.entries.get(key).is_some_and(is_ready)
     }
 

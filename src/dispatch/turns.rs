@@ -34,11 +34,13 @@ pub(crate) async fn next_turn(
     poll_timeout: Duration,
     filter: Option<&DispatcherCapabilityFilter>,
 ) -> Result<Option<Turn>, ProviderError> {
-    lane::next(engine, &TurnOrder { lock_timeout, filter }, poll_timeout).await
+    let patient = !poll_timeout.is_zero();
+    lane::next(engine, &TurnOrder { lock_timeout, patient, filter }, poll_timeout).await
 }
 
 struct TurnOrder<'a> {
     lock_timeout: Duration,
+    patient: bool,
     filter: Option<&'a DispatcherCapabilityFilter>,
 }
 
@@ -58,7 +60,7 @@ impl Order for TurnOrder<'_> {
     }
 
     fn terms(&self) -> Terms<TurnWants> {
-        Terms { lock_timeout: self.lock_timeout, wants: TurnWants(self.filter.cloned()) }
+        Terms { lock_timeout: self.lock_timeout, patient: self.patient, wants: TurnWants(self.filter.cloned()) }
     }
 
     fn asks(&self, dispatch: &Dispatch) -> bool {

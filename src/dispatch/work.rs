@@ -37,11 +37,13 @@ pub(crate) async fn next_work(
         tokio::time::sleep(poll_timeout).await;
         return Ok(None);
     }
-    lane::next(engine, &WorkOrder { lock_timeout, session, tags }, poll_timeout).await
+    let patient = !poll_timeout.is_zero();
+    lane::next(engine, &WorkOrder { lock_timeout, patient, session, tags }, poll_timeout).await
 }
 
 struct WorkOrder<'a> {
     lock_timeout: Duration,
+    patient: bool,
     session: Option<&'a SessionFetchConfig>,
     tags: &'a TagFilter,
 }
@@ -62,7 +64,7 @@ impl Order for WorkOrder<'_> {
     }
 
     fn terms(&self) -> Terms<WorkWants> {
-        Terms { lock_timeout: self.lock_timeout, wants: WorkWants(self.tags.clone()) }
+        Terms { lock_timeout: self.lock_timeout, patient: self.patient, wants: WorkWants(self.tags.clone()) }
     }
 
     fn received(&self, engine: &Engine, (_, token, _): &Work) {

@@ -12,8 +12,9 @@ use super::{
 use crate::{
     dispatch::{self, OrchestrationHint},
     engine::Engine,
-    model::{clock::millis, status, DocumentId, InstanceDocument, Millis, Partition},
+    model::{clock::millis, status, DocumentId, InstanceDocument, MessageDocument, Millis, Partition},
     parcel::Parcel,
+    store::Versioned,
     turn::{
         cache::Contents,
         claim::{Claimed, Ours},
@@ -45,7 +46,8 @@ impl Kept {
     /// A claim of the next turn, if something waits for it and for nobody else who would come first.
     pub(super) fn new(engine: &Arc<Engine>, handle: &TurnHandle, state: &TurnState, ack: &Ack) -> Option<Self> {
         let runner = Runner { in_a_row: state.runner.in_a_row + 1, ..state.runner.clone() };
-        if !engine.config.hand_over() || engine.stopping.is_cancelled() || runner.in_a_row > MOST_IN_A_ROW {
+        let comes_back = runner.terms.patient && !engine.stopping.is_cancelled();
+        if !engine.config.hand_over() || !comes_back || runner.in_a_row > MOST_IN_A_ROW {
             return None;
         }
         let now = engine.now();
@@ -96,9 +98,10 @@ impl Kept {
         let hint = engine.dispatch.turn_kept(&partition, history, until);
         let hint = hint.unwrap_or_else(|| OrchestrationHint::new(partition.clone(), false));
         let (token, claimed_at, runner) = (self.token.clone(), self.claimed_at, self.runner.clone());
-        let terms = runner.terms.clone();
+        let (terms, under_way) = (runner.terms.clone(), engine.dispatch.claim_under_way());
         let ours = Ours { token, document, etag, claimed_at, runner, contents };
         self.engine.spawn(async move {
+            let _under_way = under_way;
             match open::open(&engine, &hint, ours).await {
                 Ok(Claimed::Turn(turn)) => {
                     engine.dispatch.turn_holds(&partition, until);
@@ -106,11 +109,11 @@ impl Kept {
                     let give_back = move |turn: Turn| release::give_back_later(&engine_too, &partition, turn.1, 0);
                     engine.orders.turns.lay(&engine, (label, &terms), Parcel::new(*turn, give_back), None);
                 }
-                outcome => {
-                    if let Err(error) = outcome {
-                        debug!(instance_id = partition.instance_id(), %error, "a lock that was kept is given back");
-                    }
-                    engine.dispatch.hint_returned(&hint);
+                Ok(_) => engine.dispatch.came_to_nothing(&hint, claimed_at),
+                Err(error) => {
+                    debug!(instance_id = partition.instance_id(), %error, "a lock that was kept is given back");
+                    engine.dispatch.came_to_nothing(&hint, claimed_at);
+                    engine.dispatch.turn_returned(&partition, engine.clock.after(error.pause()));
                 }
             }
         });
@@ -135,12 +138,15 @@ fn continues_as_new(partition: &Partition, ack: &Ack) -> bool {
 
 /// Whether messages are there that the turn did not take, and it is time for them.
 fn something_waits(engine: &Engine, partition: &Partition, state: &TurnState, ack: &Ack, now: Millis) -> bool {
-    let taken = |id: &DocumentId| state.taken.iter().any(|taken| &taken.document.id == id);
     let history = state.contents.iter().flat_map(|contents| contents.history.iter());
     let to_come = dispatch::open(history.chain(&ack.events));
     let waits = engine.dispatch.peek_turn(partition, |hint| {
-        let there =
-            hint.messages.iter().filter(|message| message.document.due <= now && !taken(&message.document.id)).count();
+        let is_new = |id: &DocumentId| {
+            !state.taken.iter().any(|taken| &taken.document.id == id) && !engine.dispatch.was_consumed(partition, id)
+        };
+        let is_there =
+            |message: &&Versioned<MessageDocument>| message.document.due <= now && is_new(&message.document.id);
+        let there = hint.messages.iter().filter(is_there).count();
         there > 0 && (!hint.waits_for_others(now) || there >= to_come)
     });
     waits.unwrap_or(false)

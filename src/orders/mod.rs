@@ -44,6 +44,8 @@ pub(crate) trait Wants: Clone + Send {
 #[derive(Clone, Debug)]
 pub(crate) struct Terms<W> {
     pub(crate) lock_timeout: Duration,
+    /// It waits for something, and so comes back when what it gets has ended.
+    pub(crate) patient: bool,
     pub(crate) wants: W,
 }
 

@@ -3,7 +3,7 @@ use duroxide::providers::TagFilter;
 
 fn terms(tags: &[&str]) -> Terms<WorkWants> {
     let tags = tags.iter().map(|tag| (*tag).to_owned()).collect();
-    Terms { lock_timeout: Duration::from_secs(1), wants: WorkWants(TagFilter::Tags(tags)) }
+    Terms { lock_timeout: Duration::from_secs(1), patient: true, wants: WorkWants(TagFilter::Tags(tags)) }
 }
 
 fn tag(tag: &str) -> Option<String> {
@@ -30,7 +30,7 @@ fn only_who_sleeps_and_takes_it_is_reserved_and_once() {
 #[test]
 fn who_has_left_is_not_reserved_and_does_no_harm_to_what_was() {
     let counter: Counter<TurnWants, u32> = Counter::default();
-    let standing = counter.stand(Terms { lock_timeout: Duration::from_secs(1), wants: TurnWants(None) });
+    let standing = counter.stand(Terms { lock_timeout: Duration::from_secs(1), patient: true, wants: TurnWants(None) });
     let asleep = standing.sleeps();
     let reserved = counter.reserve(&None, |_| false).expect("it waits");
     drop(asleep);

@@ -248,6 +248,7 @@ async fn serve(
     hint.merge(others.clone());
     let runner = Runner { terms: terms.clone(), in_a_row: 0 };
     let ours = Ours { token, document, etag, claimed_at, runner, contents };
+    let _under_way = engine.dispatch.claim_under_way();
     match open::open(&engine, &hint, ours).await {
         Ok(Claimed::Turn(turn)) => {
             engine.dispatch.turn_holds(&partition, until);

@@ -165,7 +165,7 @@ struct NextClaim {
 impl Next {
     /// A claim of the oldest activity that waits for such a worker, if it is of the same instance.
     pub(crate) fn new(engine: &Arc<Engine>, ended: &WorkHandle) -> Option<Self> {
-        if !engine.config.hand_over() || engine.stopping.is_cancelled() {
+        if !engine.config.hand_over() || engine.stopping.is_cancelled() || !ended.terms.patient {
             return None;
         }
         let (now, terms) = (engine.now(), ended.terms.clone());

@@ -413,10 +413,16 @@ async fn after_commit(engine: &Arc<Engine>, handle: &TurnHandle, state: &TurnSta
     }
 }
 
-/// Sends what the turn owes others. Who has ended its turn will be back: a child can be handed to it, unless it has another turn already.
+/// Sends what the turn owes others. Who has ended its turn will be back: a child can be handed to it, unless another turn waits for it already.
 async fn deliver(engine: &Arc<Engine>, state: &TurnState, intents: Vec<IntentDocument>, has_another: bool) {
-    let comes_back = engine.config.hand_over() && !has_another && !intents.is_empty();
-    let standing = comes_back.then(|| engine.orders.turns.stand(state.runner.terms.clone()));
+    if has_another {
+        let engine_too = engine.clone();
+        return engine.spawn(async move { outbox::deliver_soon(&engine_too, intents).await });
+    }
+    let terms = &state.runner.terms;
+    let comes_back =
+        engine.config.hand_over() && terms.patient && !engine.stopping.is_cancelled() && !intents.is_empty();
+    let standing = comes_back.then(|| engine.orders.turns.stand(terms.clone()));
     let _idle = standing.as_ref().map(Standing::sleeps);
     outbox::deliver_soon(engine, intents).await;
 }

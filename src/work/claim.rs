@@ -193,9 +193,9 @@ pub(crate) async fn open(
     }
     let attempts = document.attempts;
     let (partition, id, terms) = (document.instance_id.clone(), document.id.clone(), terms.clone());
-    let state = WorkState { until, document, etag, identity, closed: false };
-    let _here = engine.dispatch.here.place(&partition);
-    let handle = WorkHandle { token: token.clone(), partition, id, terms, _here, state: state.into() };
+    let here = Some(engine.dispatch.here.place(&partition));
+    let state = WorkState { until, document, etag, identity, closed: false, here };
+    let handle = WorkHandle { token: token.clone(), partition, id, terms, state: state.into() };
     engine.works.insert(token.clone(), Arc::new(handle));
     match parsed {
         Ok(work_item) => Ok(Claimed::Work(Box::new((work_item, token, attempts)), None)),

@@ -89,7 +89,7 @@ enum Removed {
 }
 
 fn close(engine: &Engine, handle: &WorkHandle, state: &mut WorkState) {
-    state.closed = true;
+    state.close();
     engine.works.remove(&handle.token);
 }
 
@@ -327,12 +327,12 @@ pub(crate) async fn renew(engine: &Arc<Engine>, token: &str, extend_for: Duratio
             Ok(())
         }
         Ok(false) => {
-            state.closed = true;
+            state.close();
             Err(not_held(OPERATION, "it was cancelled, or its lock was taken over"))
         }
         Err(error) => {
             // The runtime cancels the activity now and removes it without a completion: that must not happen.
-            state.closed = true;
+            state.close();
             Err(error.into_provider_error(OPERATION))
         }
     }

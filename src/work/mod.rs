@@ -24,7 +24,6 @@ pub(crate) struct WorkHandle {
     pub(crate) id: DocumentId,
     /// How the worker that has it claims: it comes back for the next when this one has ended.
     pub(crate) terms: Terms<WorkWants>,
-    pub(crate) _here: Place,
     pub(crate) state: tokio::sync::Mutex<WorkState>,
 }
 
@@ -37,6 +36,15 @@ pub(crate) struct WorkState {
     pub(crate) identity: Option<(u64, u64)>,
     /// Completed, released, cancelled or lost.
     pub(crate) closed: bool,
+    /// Until it is closed.
+    pub(crate) here: Option<Place>,
+}
+
+impl WorkState {
+    pub(crate) fn close(&mut self) {
+        self.closed = true;
+        self.here = None;
+    }
 }
 
 /// The error for an activity that is not, or no longer, held.

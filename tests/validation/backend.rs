@@ -20,6 +20,8 @@ use std::{
 pub enum Account {
     /// In process, with so many physical partitions.
     InProcess(u32),
+    /// The same with nothing handed over.
+    Plain(u32),
     /// Over HTTP on loopback, with so many physical partitions.
     Served(u32),
 }
@@ -45,9 +47,10 @@ impl Backend {
     async fn made(&self) -> Made {
         log::keep();
         match self.account {
-            Account::InProcess(partitions) => {
+            Account::InProcess(partitions) | Account::Plain(partitions) => {
                 let account = LocalAccount::builder().with_partitions(partitions).build();
-                let config = CosmosDBProviderConfig::default().with_create_if_missing(true);
+                let hand_over = !matches!(self.account, Account::Plain(_));
+                let config = CosmosDBProviderConfig::default().with_create_if_missing(true).with_hand_over(hand_over);
                 let client = account.client().await;
                 let provider = CosmosDBProvider::new_with_client(&client, config).await.expect("a provider");
                 Made { account, _served: None, provider: Arc::new(provider) }
