@@ -170,9 +170,19 @@ async fn hello(crew: &mut Crew) -> [u32; 3] {
 }
 
 async fn nothing_is_left(scene: &Scene) {
-    let documents = scene.partition(INSTANCE).await;
+    // After a lost answer somebody may look once more whether there is something to do.
+    let settled = async {
+        loop {
+            let documents = scene.partition(INSTANCE).await;
+            if documents.iter().all(|document| document["lock"].is_null()) {
+                return documents;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let documents = tokio::time::timeout(PATIENCE, settled).await.expect("nobody holds anything");
     let instance = documents.iter().find(|document| document["type"] == "instance").expect("the instance");
-    assert!(instance["lock"].is_null() && instance["due"].is_null(), "{instance}");
+    assert!(instance["due"].is_null(), "{instance}");
     assert_eq!(instance["status"], "Completed");
     let left = documents.iter().find(|document| ["work", "message"].iter().any(|kind| document["type"] == *kind));
     assert!(left.is_none(), "{left:?}");
