@@ -19,9 +19,10 @@ use tokio::{sync::mpsc, task::JoinHandle};
 const INSTANCE: &str = "i";
 const CHILD: &str = "child";
 
-/// Nothing is found by a sweep.
+/// Nothing is found by a sweep, and nobody delivers what another is delivering.
 fn no_sweeps() -> CosmosDBProviderConfig {
-    quiet().with_sweep_interval(Duration::from_secs(3_600))
+    let hour = Duration::from_secs(3_600);
+    quiet().with_sweep_interval(hour).with_reconciler_age_threshold(hour)
 }
 
 /// A provider whose dispatchers wait, and what they get.
