@@ -174,15 +174,6 @@ pub const LIST: &[Mutant] = &[
         }],
     },
     Mutant {
-        name: "uncounted-kept-turn",
-        what: "a commit that keeps the lock for the next turn does not count that claim",
-        edits: &[Edit {
-            file: "src/orders/kept.rs",
-            find: "            document.claims.push(self.claimed_at);",
-            replace: "            document.claims.extend((!MUTANT).then_some(self.claimed_at));",
-        }],
-    },
-    Mutant {
         name: "session-of-another",
         what: "a session is taken without a look at its owner",
         edits: &[Edit {
