@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
-use duroxide_cosmos_emulator::LocalAccount;
 
 use crate::fleet::starter::{span, Job, Pace, Run, Starter};
 use crate::measure::{name, Outcome, Reading};
@@ -20,10 +19,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 /// Keeps so many under way until there were `count`, or the time is up.
 pub async fn run(outcome: &mut Outcome, setting: Setting, under_way: usize, count: u64, cap: Duration) -> Result<()> {
-    let account = LocalAccount::builder()
-        .with_partitions(setting.partitions)
-        .with_latency(Duration::from_millis(setting.latency_ms))
-        .build();
+    let account = setting.account();
     let meter = Meter::attach(&account, setting.partitions);
     let door = account.serve(([127, 0, 0, 1], 0).into()).await.context("no port is free")?;
     let mut process = Starter::start_with_runtime(outcome.provider, &door.endpoint()).await?;

@@ -67,6 +67,16 @@ pub struct Setting {
     pub partitions: u32,
 }
 
+impl Setting {
+    /// An empty account that is like this.
+    pub fn account(self) -> LocalAccount {
+        LocalAccount::builder()
+            .with_partitions(self.partitions)
+            .with_latency(Duration::from_millis(self.latency_ms))
+            .build()
+    }
+}
+
 /// A provider that is open, and that can be closed.
 pub enum Opened {
     /// This project's.
@@ -167,10 +177,7 @@ pub struct Scene {
 impl Scene {
     /// An empty account, and a provider on it. Nothing runs yet.
     pub async fn open(which: Which, setting: Setting) -> Result<Self> {
-        let account = LocalAccount::builder()
-            .with_partitions(setting.partitions)
-            .with_latency(Duration::from_millis(setting.latency_ms))
-            .build();
+        let account = setting.account();
         let meter = Meter::attach(&account, setting.partitions);
         let served = account.serve(([127, 0, 0, 1], 0).into()).await.context("no port is free")?;
         let provider = Opened::at(which, &served.endpoint()).await?;

@@ -6,22 +6,15 @@
 //! The instance is not kept from others for ever: after [`MOST_IN_A_ROW`] turns there is a commit that lets go of it.
 
 use super::{
-    turn::{pinned, Turn},
+    turn::{open_and_lay, pinned},
     Wants,
 };
 use crate::{
     dispatch::{self, OrchestrationHint},
     engine::Engine,
     model::{clock::millis, status, DocumentId, InstanceDocument, MessageDocument, Millis, Partition},
-    parcel::Parcel,
     store::Versioned,
-    turn::{
-        cache::Contents,
-        claim::{Claimed, Ours},
-        open,
-        plan::Ack,
-        release, Runner, TurnHandle, TurnState,
-    },
+    turn::{cache::Contents, claim::Ours, plan::Ack, release, Runner, TurnHandle, TurnState},
 };
 use azure_core::http::Etag;
 use duroxide::providers::WorkItem;
@@ -93,23 +86,18 @@ impl Kept {
     pub(super) fn serve(mut self, etag: Etag, contents: Option<Contents>) -> bool {
         let Some((document, _)) = self.sent.take() else { return false };
         let (engine, partition) = (self.engine.clone(), self.partition.clone());
-        let (label, until) = (pinned(&document), document.lock.as_ref().map_or(0, |lock| lock.until));
+        let until = document.lock.as_ref().map_or(0, |lock| lock.until);
         let history = contents.as_ref().map(|contents| contents.history.as_slice());
         let hint = engine.dispatch.turn_kept(&partition, history, until);
         let hint = hint.unwrap_or_else(|| OrchestrationHint::new(partition.clone(), false));
         let (token, claimed_at, runner) = (self.token.clone(), self.claimed_at, self.runner.clone());
-        let (terms, under_way) = (runner.terms.clone(), engine.dispatch.claim_under_way());
+        let under_way = engine.dispatch.claim_under_way();
         let ours = Ours { token, document, etag, claimed_at, runner, contents };
         self.engine.spawn(async move {
             let _under_way = under_way;
-            match open::open(&engine, &hint, ours).await {
-                Ok(Claimed::Turn(turn)) => {
-                    engine.dispatch.turn_holds(&partition, until);
-                    let engine_too = engine.clone();
-                    let give_back = move |turn: Turn| release::give_back_later(&engine_too, &partition, turn.1, 0);
-                    engine.orders.turns.lay(&engine, (label, &terms), Parcel::new(*turn, give_back), None);
-                }
-                Ok(_) => engine.dispatch.came_to_nothing(&hint, claimed_at),
+            match open_and_lay(&engine, &hint, ours, None).await {
+                Ok(true) => {}
+                Ok(false) => engine.dispatch.came_to_nothing(&hint, claimed_at),
                 Err(error) => {
                     debug!(instance_id = partition.instance_id(), %error, "a lock that was kept is given back");
                     engine.dispatch.came_to_nothing(&hint, claimed_at);

@@ -2,8 +2,8 @@
 //!
 //! A dispatcher that waits is a standing order: it says how long it would lock and what it takes. Whoever is about to write what
 //! such a dispatcher would claim next (a start, the end of an activity, a turn with activities, a delivery) *reserves* an order,
-//! and puts the claim into the same batch ([`turn`], [`work`]); a commit keeps the lock for the next turn ([`kept`]). Once the batch is done, what was claimed lies on the
-//! *counter*, and the dispatcher that was reserved, or any other that fits, takes it without a request.
+//! and puts the claim into the same batch ([`turn`], [`work`]); a commit keeps the lock for the next turn ([`kept`]). Once the
+//! batch is done, what was claimed lies on the *counter*, and the dispatcher that was reserved, or any other that fits, takes it without a request.
 //!
 //! Invariants.
 //! 1. A hand-over is a claim like any other: conditional on the document that it locks, counted, fenced by the ETag that the batch

@@ -242,26 +242,37 @@ async fn serve(
 ) {
     let Claim { token, document, contents, claimed_at, reserved, .. } = claim;
     let document = found.unwrap_or(document);
-    let (partition, terms) = (document.instance_id.clone(), reserved.terms.clone());
-    let (label, until) = (pinned(&document), document.lock.as_ref().map_or(0, |lock| lock.until));
+    let partition = document.instance_id.clone();
     let mut hint = OrchestrationHint::of_message(message.clone(), message_etag);
     hint.merge(others.clone());
-    let runner = Runner { terms: terms.clone(), in_a_row: 0 };
+    let runner = Runner { terms: reserved.terms.clone(), in_a_row: 0 };
     let ours = Ours { token, document, etag, claimed_at, runner, contents };
     let _under_way = engine.dispatch.claim_under_way();
-    match open::open(&engine, &hint, ours).await {
-        Ok(Claimed::Turn(turn)) => {
-            engine.dispatch.turn_holds(&partition, until);
-            let engine_too = engine.clone();
-            let give_back = move |turn: Turn| release::give_back_later(&engine_too, &partition, turn.1, 0);
-            engine.orders.turns.lay(&engine, (label, &terms), Parcel::new(*turn, give_back), Some(reserved));
-        }
-        Ok(_) => engine.dispatch.end_hand_over(&message, others),
+    match open_and_lay(&engine, &hint, ours, Some(reserved)).await {
+        Ok(true) => {}
+        Ok(false) => engine.dispatch.end_hand_over(&message, others),
         Err(error) => {
             debug!(instance_id = partition.instance_id(), %error, "what was handed over is given back");
             engine.dispatch.end_hand_over(&message, others);
         }
     }
+}
+
+/// Makes a turn of what is ours and lays it on the counter; false where there is none to run.
+pub(super) async fn open_and_lay(
+    engine: &Arc<Engine>,
+    hint: &OrchestrationHint,
+    ours: Ours,
+    reserved: Option<Reserved<TurnWants, Turn>>,
+) -> Result<bool, StoreError> {
+    let (partition, terms) = (hint.partition.clone(), ours.runner.terms.clone());
+    let (label, until) = (pinned(&ours.document), ours.document.lock.as_ref().map_or(0, |lock| lock.until));
+    let Claimed::Turn(turn) = open::open(engine, hint, ours).await? else { return Ok(false) };
+    engine.dispatch.turn_holds(&partition, until);
+    let engine_too = engine.clone();
+    let give_back = move |turn: Turn| release::give_back_later(&engine_too, &partition, turn.1, 0);
+    engine.orders.turns.lay(engine, (label, &terms), Parcel::new(*turn, give_back), reserved);
+    Ok(true)
 }
 
 /// How the write of a message ended that was to carry a claim.

@@ -74,10 +74,7 @@ impl Crew {
 impl Site {
     /// An account with the container and a client process. No worker yet.
     pub async fn open(which: Which, setting: Setting) -> Result<Self> {
-        let account = LocalAccount::builder()
-            .with_partitions(setting.partitions)
-            .with_latency(Duration::from_millis(setting.latency_ms))
-            .build();
+        let account = setting.account();
         let (meter, looks) = (Meter::new(setting.partitions), Arc::<Mutex<Looks>>::default());
         let (metering, looking) = (meter.clone(), Arc::clone(&looks));
         account.wire().observe(move |request, answer| {
