@@ -41,7 +41,8 @@ impl Inventory {
 
     /// Documents that are only there while something is under way.
     pub fn passing(&self) -> Vec<Broken> {
-        let is_passing = |document: &Value| PASSING.contains(&text(document, "type"));
+        let is_passing =
+            |document: &Value| PASSING.contains(&text(document, "type")) || !document["enclosed"].is_null();
         let left = self.documents().filter(|(_, document)| is_passing(document));
         let left = left.filter(|(partition, document)| !self.is_for_nobody(partition, document));
         let broken = left.map(|(partition, document)| Broken {
@@ -66,6 +67,7 @@ impl Inventory {
         let mut broken = Vec::new();
         for (name, documents) in &self.partitions {
             broken.extend(unmarked(name, documents));
+            broken.extend(documents.iter().filter_map(|document| unseen(name, document)));
             let Some(instance) = documents.iter().find(|d| text(d, "type") == "instance") else {
                 if ended {
                     broken.extend(self.without_instance(name, documents));
@@ -207,6 +209,15 @@ fn unmarked(name: &str, documents: &[Value]) -> Option<Broken> {
         invariant: "what is parked is known",
         instance: name.to_owned(),
         detail: format!("nothing says that there is {parked}"),
+    })
+}
+
+/// A message inside an instance's document that no poll would ever find, if its worker died.
+fn unseen(name: &str, document: &Value) -> Option<Broken> {
+    (!document["enclosed"].is_null() && document["due"].is_null()).then(|| Broken {
+        invariant: "what is enclosed is seen",
+        instance: name.to_owned(),
+        detail: format!("nobody would look at {document}"),
     })
 }
 
@@ -378,5 +389,17 @@ mod tests {
         assert!(wrong(vec![shell(false), message(PARKED)]).0 > 0, "nothing says so");
         assert!(wrong(vec![message(PARKED)]).0 > 0, "nobody would ever see it");
         assert_eq!(wrong(vec![shell(true), message(1)]).1, 1, "it is not parked");
+    }
+
+    #[test]
+    fn an_enclosed_message_is_something_under_way_that_a_poll_must_find() {
+        let faults = |due: Option<u64>| {
+            let mut document = shell(false);
+            (document["enclosed"], document["due"]) = (json!({"id": "m:1"}), json!(due));
+            let inventory = Inventory::of(vec![document]);
+            assert_eq!(inventory.passing().len(), 1);
+            inventory.faults(&BTreeMap::new(), &BTreeSet::new(), false).len()
+        };
+        assert_eq!((faults(Some(1)), faults(None)), (0, 1));
     }
 }

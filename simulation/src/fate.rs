@@ -112,6 +112,10 @@ pub enum Moment {
     CommitsInParts,
     /// It has ended an activity, and is about to have the turn that hears of it.
     EndsActivity,
+    /// It has claimed a turn by the write of its message.
+    HandsOver,
+    /// It has committed a turn and kept the lock for the next.
+    KeepsLock,
 }
 
 /// A stop that waits for a moment: one that falls at some time hardly ever falls there.
@@ -131,7 +135,13 @@ pub struct Trap {
 pub fn traps(dice: &mut Dice, worst_skew: i64) -> Vec<Trap> {
     let worst = u64::try_from(worst_skew).unwrap_or(0);
     let trap = |dice: &mut Dice| {
-        let moment = *dice.pick(&[Moment::Stages, Moment::CommitsInParts, Moment::EndsActivity]);
+        let moment = *dice.pick(&[
+            Moment::Stages,
+            Moment::CommitsInParts,
+            Moment::EndsActivity,
+            Moment::HandsOver,
+            Moment::KeepsLock,
+        ]);
         let (requests, pause) = (dice.among(0..=3), dice.among(300..=9_000));
         let frozen = pause <= worst && !dice.one_in(3);
         Trap { moment, requests, pause: Duration::from_millis(pause), frozen }

@@ -737,9 +737,21 @@ fn moment(request: &WireRequest<'_>) -> Option<Moment> {
         return Some(Moment::Stages);
     }
     let is = |operation: &Value, kind: &str| document_id(operation).is_some_and(|id| id.starts_with(kind));
-    let ends = first["operationType"] == "Delete" && is(first, "w:") && is(second, "m:");
-    ends.then_some(Moment::EndsActivity)
+    let ends = first["operationType"] == "Delete" && is(first, "w:") && (is(second, "m:") || is(second, INSTANCE));
+    if ends {
+        return Some(Moment::EndsActivity);
+    }
+    let operations = body.as_array()?;
+    let locked =
+        operations.iter().find(|operation| is(operation, INSTANCE) && !operation["resourceBody"]["lock"].is_null())?;
+    if operations.iter().any(|operation| is(operation, "h:")) {
+        return Some(Moment::KeepsLock);
+    }
+    (!locked["resourceBody"]["enclosed"].is_null()).then_some(Moment::HandsOver)
 }
+
+/// The id of every instance's document.
+const INSTANCE: &str = "instance";
 
 /// Whether a batch that begins so commits a turn whose parts are then applied, which takes some requests more.
 fn commits_in_parts(first: &Value) -> bool {

@@ -131,6 +131,7 @@ async fn erase(
         match empty(engine, &found, &verdict.before, patience, result).await? {
             Emptied::Wholly => {
                 result.instances_deleted = u64::from(found.document.exists());
+                result.queue_messages_deleted += u64::from(found.document.enclosed.is_some());
                 result.executions_deleted = found.document.totals.executions;
                 result.events_deleted = found.document.totals.events;
                 sweep_late(engine, &partition, &verdict.before).await?;

@@ -283,7 +283,9 @@ fn put_on(engine: &Engine, document: &mut InstanceDocument, mark: &Deleting, loo
     }
     document.lock = None;
     document.deleting = Some(mark.clone());
-    document.due = Some(now + look_after);
+    // Nothing else tells of a message that is in the document.
+    let soon = if document.enclosed.is_some() { UNDO_AFTER } else { Millis::MAX };
+    document.due = Some(now + look_after.min(soon));
 }
 
 /// Changes the coordinator's mark of a plan that has one of `verdicts`, together with `operations`; `false` where there is

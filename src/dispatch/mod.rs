@@ -88,6 +88,11 @@ impl OrchestrationHint {
         Self { partition, starts, pinned: None, messages, seen, ask: true, ends: false, others: None }
     }
 
+    /// There is nothing to ask for.
+    pub(crate) fn of_nothing(partition: Partition) -> Self {
+        Self { ask: false, ..Self::new(partition, false) }
+    }
+
     /// A message that this process has put into the queue. One whose ETag is not known is asked for.
     pub(crate) fn of_message(document: MessageDocument, etag: Option<Etag>) -> Self {
         let mut hint = Self::new(document.instance_id.clone(), document.starts);
@@ -330,8 +335,7 @@ impl Dispatch {
             _ => Begin::No,
         };
         let others = self.turns.begin(partition, until, now, how)?;
-        let nothing = || OrchestrationHint { ask: false, ..OrchestrationHint::new(partition.clone(), false) };
-        let others = others.unwrap_or_else(nothing);
+        let others = others.unwrap_or_else(|| OrchestrationHint::of_nothing(partition.clone()));
         self.recent.taken(partition, others.ids().chain(std::iter::once(&message.id)), until);
         Some(others)
     }
@@ -412,15 +416,20 @@ impl Dispatch {
         let others = self.turns.peek(&message.instance_id, |hint| hint.ends_there(now)).unwrap_or(0);
         let waits_until = self.pace.waits_until(&message.instance_id, others, now).filter(waits);
         let (seq, due) = (message.seq.clone(), message.due.max(waits_until.unwrap_or(0)));
+        let partition = message.instance_id.clone();
         let hint = OrchestrationHint { ends: true, ..OrchestrationHint::of_message(message, etag) };
         self.offer_turn(hint, seq, due, waits_until.is_none());
+        // Of two that come at once, each may have been the last but one.
+        let there = || self.turns.peek(&partition, |hint| hint.ends_there(now)).unwrap_or(0);
+        if waits_until.is_some() && self.pace.waits_until(&partition, there().saturating_sub(1), now).is_none() {
+            self.waits_no_longer(&partition);
+        }
     }
 
     /// Somebody wants what is there now: the ends of activities of this instance wait for no others.
     fn waits_no_longer(&self, partition: &Partition) {
         if self.turns.peek(partition, |hint| hint.ends) == Some(true) {
-            let hint = OrchestrationHint { ask: false, ..OrchestrationHint::new(partition.clone(), false) };
-            self.offer_turn(hint, String::new(), 0, true);
+            self.offer_turn(OrchestrationHint::of_nothing(partition.clone()), String::new(), 0, true);
         }
     }
 
@@ -479,10 +488,10 @@ impl Dispatch {
     /// A turn of this process was committed, and its history is this now, if that is known. What came meanwhile can be tried.
     pub(crate) fn turn_committed(&self, partition: &Partition, history: Option<&[Event]>) {
         let now = self.clock.now();
-        let open = history.map_or(0, pace::open);
+        let open = history.map(pace::open).unwrap_or_default();
         let waits_until = self.pace.turn_ended(partition, open, now);
         let waits = |hint: &OrchestrationHint| {
-            hint.ends && hint.can_wait_until(waits_until) && (open == 0 || hint.ends_there(now) < open)
+            hint.ends && hint.can_wait_until(waits_until) && (open.count() == 0 || hint.ends_there(now) < open.count())
         };
         // The pace of the turn before does not hold any more.
         self.turns.set_free_from(partition, now, |hint| match (hint.ends, waits(hint)) {
@@ -564,7 +573,7 @@ impl Dispatch {
         until: Millis,
     ) -> Option<OrchestrationHint> {
         let now = self.clock.now();
-        self.pace.turn_ended(partition, history.map_or(0, pace::open), now);
+        self.pace.turn_ended(partition, history.map(pace::open).unwrap_or_default(), now);
         let hint = self.turns.take_out(partition, until, now)?;
         self.recent.taken(partition, hint.ids(), until);
         Some(hint)
@@ -786,7 +795,7 @@ mod tests {
         let dispatch = Dispatch::new(&CosmosDBProviderConfig::default().with_clock(Clock::from_fn(|| 1_000_000)));
         dispatch.fleet.asks_for_turns(None);
         let now = dispatch.clock.now();
-        dispatch.pace.turn_ended(partition, 100, now);
+        dispatch.pace.turn_ended(partition, pace::Open::of_activities(100), now);
         (dispatch, now)
     }
 

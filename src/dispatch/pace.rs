@@ -1,8 +1,9 @@
 //! How soon an instance has its next turn: the ends of activities and of children that come close together share one.
 //!
-//! A turn costs three requests however many ends it takes in. While many activities or children of an instance are under way, its next turn
-//! may as well wait for some more of them: half a millisecond for each, 50 ms at most, from the end of the turn before or, if that is past, from the first of them. So the last
-//! ones hardly wait, the very last not at all, an instance with one at a time never does, and nothing but such an end is held up.
+//! A turn costs two requests or three however many ends it takes in. While many activities or children of an instance are under way, its next
+//! turn may as well wait for some more of them: half a millisecond for each activity, two for each child, which takes longer by as many requests, 50 ms at
+//! most, from the end of the turn before or, if that is past, from the first of them. So the last ones hardly wait, the very last not at all, an
+//! instance with one at a time never does, and nothing but such an end is held up.
 
 use super::memory::Memory;
 use crate::model::{Millis, Partition};
@@ -12,19 +13,40 @@ use std::sync::{Mutex, PoisonError};
 /// The longest wait.
 pub(super) const LONGEST: Millis = 50;
 
-/// For the last instances, until when the ends of activities wait after the last turn, and how many were under way then.
+/// For the last instances, until when ends wait after the last turn, and what was under way then.
 #[derive(Default)]
-pub(super) struct Pace(Mutex<Memory<Partition, (Millis, usize)>>);
+pub(super) struct Pace(Mutex<Memory<Partition, (Millis, Open)>>);
 
-/// How long an end waits where so many are under way.
-fn wait(open: usize) -> Millis {
-    (open as Millis / 2).min(LONGEST)
+/// What an instance has under way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Open {
+    activities: usize,
+    children: usize,
+}
+
+impl Open {
+    #[cfg(test)]
+    pub(super) fn of_activities(activities: usize) -> Self {
+        Self { activities, ..Self::default() }
+    }
+
+    pub(crate) fn count(self) -> usize {
+        self.activities + self.children
+    }
+
+    /// How long an end waits for the others.
+    fn wait(self) -> Millis {
+        match self.count() {
+            0 | 1 => 0,
+            _ => (self.activities as Millis / 2 + self.children as Millis * 2).min(LONGEST),
+        }
+    }
 }
 
 impl Pace {
-    /// A turn has ended that leaves so many activities and children under way. Until when their ends wait.
-    pub(super) fn turn_ended(&self, partition: &Partition, open: usize, now: Millis) -> Millis {
-        let until = now + wait(open);
+    /// A turn has ended that leaves these under way. Until when their ends wait.
+    pub(super) fn turn_ended(&self, partition: &Partition, open: Open, now: Millis) -> Millis {
+        let until = now + open.wait();
         self.0.lock().unwrap_or_else(PoisonError::into_inner).note(partition.clone(), |known| *known = (until, open));
         until
     }
@@ -33,27 +55,31 @@ impl Pace {
     /// makes nobody wait longer.
     pub(super) fn waits_until(&self, partition: &Partition, others: usize, now: Millis) -> Option<Millis> {
         let (until, open) = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(partition)?;
-        let wait = wait(open);
-        (wait > 0 && others + 1 < open).then_some(if until > now { until.min(now + wait) } else { now + wait })
+        let wait = open.wait();
+        (wait > 0 && others + 1 < open.count()).then_some(if until > now { until.min(now + wait) } else { now + wait })
     }
 }
 
-/// How many activities and children of a history have not ended.
-pub(crate) fn open<'a>(history: impl IntoIterator<Item = &'a Event>) -> usize {
-    let (mut scheduled, mut ended) = (0_usize, 0);
+/// The activities and children of a history that have not ended.
+pub(crate) fn open<'a>(history: impl IntoIterator<Item = &'a Event>) -> Open {
+    let (mut scheduled, mut ended) = (Open::default(), Open::default());
     for event in history {
         match event.kind {
-            EventKind::ActivityScheduled { .. } | EventKind::SubOrchestrationScheduled { .. } => scheduled += 1,
+            EventKind::ActivityScheduled { .. } => scheduled.activities += 1,
+            EventKind::SubOrchestrationScheduled { .. } => scheduled.children += 1,
             EventKind::ActivityCompleted { .. }
             | EventKind::ActivityFailed { .. }
-            | EventKind::ActivityCancelRequested { .. }
-            | EventKind::SubOrchestrationCompleted { .. }
+            | EventKind::ActivityCancelRequested { .. } => ended.activities += 1,
+            EventKind::SubOrchestrationCompleted { .. }
             | EventKind::SubOrchestrationFailed { .. }
-            | EventKind::SubOrchestrationCancelRequested { .. } => ended += 1,
+            | EventKind::SubOrchestrationCancelRequested { .. } => ended.children += 1,
             _ => {}
         }
     }
-    scheduled.saturating_sub(ended)
+    Open {
+        activities: scheduled.activities.saturating_sub(ended.activities),
+        children: scheduled.children.saturating_sub(ended.children),
+    }
 }
 
 #[cfg(test)]
@@ -64,11 +90,15 @@ mod tests {
     fn many_wait_for_each_other_and_one_for_nobody() {
         let (pace, partition) = (Pace::default(), Partition::instance("a").unwrap());
         assert_eq!(pace.waits_until(&partition, 0, 0), None);
-        for (open, wait) in [(0, 0), (1, 0), (4, 2), (20, 10), (100, 50), (10_000, LONGEST)] {
+        let activities = [(0, 0), (1, 0), (4, 2), (20, 10), (100, 50), (10_000, LONGEST)];
+        let activities = activities.map(|(activities, wait)| (Open { activities, children: 0 }, wait));
+        let children = [(0, 1, 0), (0, 5, 10), (1, 1, 2), (4, 5, 12), (0, 10_000, LONGEST)];
+        let children = children.map(|(activities, children, wait)| (Open { activities, children }, wait));
+        for (open, wait) in children.into_iter().chain(activities) {
             assert_eq!(pace.turn_ended(&partition, open, 1_000), 1_000 + wait);
             assert_eq!(pace.waits_until(&partition, 0, 1_000), (wait > 0).then_some(1_000 + wait));
             assert_eq!(pace.waits_until(&partition, 0, 2_000), (wait > 0).then_some(2_000 + wait), "it is the first");
-            assert_eq!(pace.waits_until(&partition, open.saturating_sub(1), 1_000), None, "it is the last");
+            assert_eq!(pace.waits_until(&partition, open.count().saturating_sub(1), 1_000), None, "it is the last");
         }
         assert_eq!(pace.waits_until(&partition, 0, 900), Some(900 + LONGEST), "the clock was set back");
     }
@@ -81,9 +111,13 @@ mod tests {
             event(id, None, EventKind::ActivityScheduled { name, input, session_id: None, tag: None })
         };
         let mut history: Vec<Event> = (2..6).map(scheduled).collect();
-        assert_eq!(open(&history), 4);
+        assert_eq!(open(&history), Open { activities: 4, children: 0 });
         history.push(event(6, Some(2), EventKind::ActivityCompleted { result: String::new() }));
         history.push(event(7, Some(3), EventKind::ActivityCancelRequested { reason: String::new() }));
-        assert_eq!(open(&history), 2);
+        let (name, instance, input) = ("c".to_owned(), "c".to_owned(), String::new());
+        history.push(event(8, None, EventKind::SubOrchestrationScheduled { name, instance, input }));
+        assert_eq!(open(&history), Open { activities: 2, children: 1 });
+        history.push(event(9, Some(8), EventKind::SubOrchestrationCompleted { result: String::new() }));
+        assert_eq!(open(&history), Open { activities: 2, children: 0 });
     }
 }

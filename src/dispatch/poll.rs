@@ -116,8 +116,9 @@ pub(super) struct RowPages(Pages<Lenient<Row>>);
 
 /// Looks for turns. `rest` is where the look before has ended, and where this one ends.
 pub(super) async fn turns(engine: &Arc<Engine>, look: &Look<'_>, rest: &mut Rest) -> Result<Found, StoreError> {
-    let until = engine.now() + look.ahead;
-    let statement = |page: u32| with_slots(queries::DUE_TURNS.statement(), look, page).bind("@until", until);
+    let (now, until) = (engine.now(), engine.now() + look.ahead);
+    let statement = queries::DUE_TURNS.statement().bind("@now", now).bind("@until", until);
+    let statement = |page: u32| with_slots(statement.clone(), look, page);
     let first = rows(engine, look, statement(PAGE))?;
     follow(engine, look, first, || rows(engine, look, statement(NEXT_PAGE)), rest).await
 }
@@ -191,8 +192,8 @@ async fn whole(
 
 /// Looks for everything that somebody here can take, in both queues, by one question.
 pub(super) async fn everything(engine: &Arc<Engine>, look: &Look<'_>, tags: &Tags) -> Result<Found, StoreError> {
-    let until = engine.now() + look.ahead;
-    let statement = with_tags(queries::DUE.statement(), tags).bind("@until", until);
+    let (now, until) = (engine.now(), engine.now() + look.ahead);
+    let statement = with_tags(queries::DUE.statement(), tags).bind("@now", now).bind("@until", until);
     let mut pages = rows(engine, look, in_manner(statement, look, PAGE * 2))?;
     let (page, full) = pages.at_least(PAGE as usize * 2).await?;
     Ok(take_in(engine, look, page, full))

@@ -4,7 +4,7 @@
 //! `due`; documents without it are never found by a poll. Payloads stay strings: the service turns large integers into
 //! floats and `1.0` into `1`.
 
-use super::{item, DocumentId, EventSet, Marks, Millis, Partition, Slot};
+use super::{item, DocumentId, EnclosedMessage, EventSet, Marks, Millis, Partition, Slot};
 use crate::store::{batch::MAX_DOCUMENT_BYTES, Operation};
 use azure_core::http::Etag;
 use duroxide::providers::WorkItem;
@@ -34,7 +34,7 @@ pub(crate) mod kind {
 
 /// The format of the documents in a container. It goes up with a change that versions before it would misread; what they can
 /// overlook does not count.
-pub(crate) const FORMAT: u32 = 1;
+pub(crate) const FORMAT: u32 = 2;
 
 /// Statuses of an execution.
 pub(crate) mod status {
@@ -141,11 +141,14 @@ pub(crate) struct InstanceDocument {
     /// Executions that were pruned and whose documents are still to be erased.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) pruning: Vec<u64>,
+    /// A message that was written with the claim of its turn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) enclosed: Option<Box<EnclosedMessage>>,
     /// There are parked messages in its partition.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) parked: bool,
     /// When somebody must look at it: a roll-forward or a deletion that may have been left half-way, parked messages that
-    /// did not fit a turn, or a claim of what may turn out not to be there.
+    /// did not fit a turn, an enclosed message, or a claim of what may turn out not to be there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) due: Option<Millis>,
 }
@@ -300,6 +303,7 @@ impl InstanceDocument {
             sealed: None,
             deleting: None,
             pruning: Vec::new(),
+            enclosed: None,
             parked: false,
             due: None,
         }
@@ -332,10 +336,14 @@ impl InstanceDocument {
 
     /// Whether somebody must look at it, though no message may tell of it.
     pub(crate) fn must_be_looked_at(&self) -> bool {
-        self.leaves_parked() || self.is_only_claimed() || !self.staging.is_empty() || self.rolling.is_some()
+        self.leaves_parked()
+            || self.is_only_claimed()
+            || self.enclosed.is_some()
+            || !self.staging.is_empty()
+            || self.rolling.is_some()
     }
 
-    /// Locks it. A poll finds a document that is left behind without an instance.
+    /// Locks it. A poll finds a document that is left behind with a message in it, or without an instance.
     pub(crate) fn hold(&mut self, token: &str, until: Millis) {
         self.lock = Some(Lock { token: token.to_owned(), until });
         self.look_after(until);
@@ -348,7 +356,9 @@ impl InstanceDocument {
     }
 
     fn look_after(&mut self, then: Millis) {
-        if self.is_only_claimed() {
+        if self.enclosed.is_some() {
+            self.due = Some(then);
+        } else if self.is_only_claimed() {
             self.due = Some(then.saturating_add(Self::LEFT_BEHIND));
         }
     }
@@ -446,8 +456,22 @@ impl MessageDocument {
         now: Millis,
         due: Millis,
     ) -> Result<Self, serde_json::Error> {
-        Ok(Self {
-            id: DocumentId::new("m", &[key]),
+        let text = serde_json::to_string(work_item)?;
+        let message = Self::with_item(partition, DocumentId::new("m", &[key]), text, seq, now, due);
+        Ok(Self { starts: item::starts(work_item), ..message })
+    }
+
+    /// A message with this work item as JSON.
+    pub(crate) fn with_item(
+        partition: Partition,
+        id: DocumentId,
+        item: String,
+        seq: String,
+        now: Millis,
+        due: Millis,
+    ) -> Self {
+        Self {
+            id,
             slot: Some(Slot::of(&partition)),
             instance_id: partition,
             kind: kind::MESSAGE.to_owned(),
@@ -456,11 +480,11 @@ impl MessageDocument {
             created_at: now,
             by: None,
             attempts: 0,
-            starts: item::starts(work_item),
+            starts: false,
             delivered: false,
             born: None,
-            item: serde_json::to_string(work_item)?,
-        })
+            item,
+        }
     }
 
     /// Whether it waits, out of the polls' sight, for the start of its instance.

@@ -2,6 +2,7 @@
 
 pub(crate) mod clock;
 pub(crate) mod documents;
+mod enclosed;
 pub(crate) mod event_set;
 pub(crate) mod fleet;
 pub(crate) mod id;
@@ -16,6 +17,7 @@ mod sources;
 pub use clock::Clock;
 pub(crate) use clock::{Millis, Sequencer};
 pub(crate) use documents::*;
+pub(crate) use enclosed::EnclosedMessage;
 pub(crate) use event_set::EventSet;
 pub(crate) use fleet::{BellDocument, Kept, MemberDocument, Need, Stand, Tags, Versions};
 pub(crate) use id::DocumentId;

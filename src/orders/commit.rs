@@ -23,9 +23,9 @@ impl WithCommit {
     }
 
     /// Locks the document that the commit leaves, if the next turn goes with it. What was sent before was refused.
-    pub(crate) fn lock(&mut self, document: &mut InstanceDocument) {
+    pub(crate) fn lock(&mut self, document: &mut InstanceDocument, operations: &mut Vec<Operation>) {
         if let Some(next) = &mut self.next {
-            next.lock(document);
+            next.lock(document, operations);
         }
     }
 

@@ -12,8 +12,8 @@ use super::{
 use crate::{
     dispatch::{self, OrchestrationHint},
     engine::Engine,
-    model::{clock::millis, status, DocumentId, InstanceDocument, MessageDocument, Millis, Partition},
-    store::Versioned,
+    model::{clock::millis, kind, status, DocumentId, InstanceDocument, MessageDocument, Millis, Partition},
+    store::{Operation, Versioned},
     turn::{cache::Contents, claim::Ours, plan::Ack, release, Runner, TurnHandle, TurnState},
 };
 use azure_core::http::Etag;
@@ -55,8 +55,8 @@ impl Kept {
         Some(Self { engine, partition, token, runner, claimed_at: now, sent: None })
     }
 
-    /// Locks the document that a commit leaves, if nothing is in the way. What was sent before was refused.
-    pub(super) fn lock(&mut self, document: &mut InstanceDocument) {
+    /// Locks the document that a commit leaves, if nothing is in the way. What was sent before was refused. `operations` are what goes with it.
+    pub(super) fn lock(&mut self, document: &mut InstanceDocument, operations: &mut Vec<Operation>) {
         self.sent = None;
         let is_free = document.deleting.is_none()
             && document.due.is_none()
@@ -65,6 +65,7 @@ impl Kept {
             && self.runner.terms.wants.takes(&pinned(document));
         if is_free {
             self.claimed_at = self.engine.now();
+            enclose_start(document, operations);
             document.hold(&self.token, self.claimed_at.saturating_add(millis(self.runner.terms.lock_timeout)));
             document.claims.push(self.claimed_at);
         }
@@ -89,7 +90,10 @@ impl Kept {
         let until = document.lock.as_ref().map_or(0, |lock| lock.until);
         let history = contents.as_ref().map(|contents| contents.history.as_slice());
         let hint = engine.dispatch.turn_kept(&partition, history, until);
-        let hint = hint.unwrap_or_else(|| OrchestrationHint::new(partition.clone(), false));
+        let hint = hint.unwrap_or_else(|| match document.enclosed {
+            Some(_) => OrchestrationHint::of_nothing(partition.clone()),
+            None => OrchestrationHint::new(partition.clone(), false),
+        });
         let (token, claimed_at, runner) = (self.token.clone(), self.claimed_at, self.runner.clone());
         let under_way = engine.dispatch.claim_under_way();
         let ours = Ours { token, document, etag, claimed_at, runner, contents };
@@ -118,6 +122,19 @@ impl Drop for Kept {
     }
 }
 
+/// The start with which the turn continues as new needs no document of its own.
+fn enclose_start(document: &mut InstanceDocument, operations: &mut Vec<Operation>) {
+    let start = operations.iter().enumerate().find_map(|(at, operation)| {
+        let Operation::Create { document: created } = operation else { return None };
+        let is_message = created.get("type").is_some_and(|created| created == kind::MESSAGE);
+        let message = serde_json::from_value::<MessageDocument>(created.clone()).ok().filter(|_| is_message)?;
+        message.starts.then_some((at, message))
+    });
+    if let Some((at, _)) = start.filter(|(_, message)| document.enclose(message)) {
+        operations.remove(at);
+    }
+}
+
 fn continues_as_new(partition: &Partition, ack: &Ack) -> bool {
     ack.orchestrator_items.iter().any(|item| {
         matches!(item, WorkItem::ContinueAsNew { instance, .. } if Some(instance.as_str()) == partition.instance_id())
@@ -127,7 +144,7 @@ fn continues_as_new(partition: &Partition, ack: &Ack) -> bool {
 /// Whether messages are there that the turn did not take, and it is time for them.
 fn something_waits(engine: &Engine, partition: &Partition, state: &TurnState, ack: &Ack, now: Millis) -> bool {
     let history = state.contents.iter().flat_map(|contents| contents.history.iter());
-    let to_come = dispatch::open(history.chain(&ack.events));
+    let to_come = dispatch::open(history.chain(&ack.events)).count();
     let waits = engine.dispatch.peek_turn(partition, |hint| {
         let is_new = |id: &DocumentId| {
             !state.taken.iter().any(|taken| &taken.document.id == id) && !engine.dispatch.was_consumed(partition, id)

@@ -9,7 +9,7 @@ use super::{Reserved, Terms, Wants, PART_OF_LOCK};
 use crate::{
     dispatch::{self, OrchestrationHint},
     engine::Engine,
-    model::{clock::millis, InstanceDocument, MessageDocument, Millis},
+    model::{clock::millis, DeliveredDocument, InstanceDocument, MessageDocument, Millis},
     parcel::Parcel,
     store::{Applied, BatchOutcome, Deadline, Operation, StoreError},
     turn::{
@@ -117,15 +117,23 @@ impl TurnOffer {
         let comes_first = |terms: &Terms<TurnWants>| engine.dispatch.has_turn_for(&terms.wants, now);
         let reserved = engine.orders.turns.reserve(&pinned, comes_first)?;
         let history = contents.iter().filter(|_| kind == Kind::End).flat_map(|contents| contents.history.iter());
-        let others = engine.dispatch.begin_hand_over(message, dispatch::open(history), now)?;
+        let others = engine.dispatch.begin_hand_over(message, dispatch::open(history).count(), now)?;
         let token = engine.new_token();
         let mut document = document.unwrap_or_else(|| InstanceDocument::new(partition.clone(), &token, now));
+        let encloses = document.enclose(message);
         document.hold(&token, now.saturating_add(millis(reserved.terms.lock_timeout)));
-        // Its message tells of it: nobody need look for the claim.
-        document.due = None;
+        if !encloses {
+            // Its message tells of it: nobody need look for the claim.
+            document.due = None;
+        }
         document.claims.push(now);
         let claim = Claim { token, document, condition, contents, claimed_at: now, reserved };
         Some(Self { engine: engine.clone(), claim: Some(claim), message: message.clone(), others, sent: false })
+    }
+
+    /// Whether the message goes into the instance's document. Otherwise it is to be created in the same batch.
+    pub(crate) fn encloses(&self) -> bool {
+        self.claim.as_ref().is_some_and(|claim| claim.document.encloses(&self.message.id))
     }
 
     /// The write that makes it ours: to be sent in one batch with the message, after it.
@@ -147,7 +155,7 @@ impl TurnOffer {
         lock.map_or(deadline, |lock| deadline.min(Deadline::after(lock / PART_OF_LOCK)))
     }
 
-    /// The batch is done, with these ETags of the message and of the instance's document: whoever waits gets the turn.
+    /// The batch is done, with these ETags of the message, if it was created, and of the instance's document: whoever waits gets the turn.
     pub(crate) fn done(mut self, message: Option<Etag>, instance: Option<Etag>) {
         // An answer without it is none.
         let Some(instance) = instance else { return self.look() };
@@ -163,30 +171,40 @@ impl TurnOffer {
 
     /// The batch may be done, its answer lost; the message is there. What else is there tells whose it is: where it is not ours, it is put
     /// into the queue.
-    pub(crate) fn look(mut self) {
+    pub(crate) fn look(self) {
         let engine = self.engine.clone();
         engine.spawn(async move {
-            let (engine, partition) = (self.engine.clone(), self.message.instance_id.clone());
-            // Where that can't be found out, it is given back by being dropped.
-            let found = match release::read_latest(&engine, &partition, engine.deadline()).await {
-                Ok(found) => found,
-                Err(error) => {
-                    debug!(instance_id = partition.instance_id(), %error, "what may have been handed over is given back");
-                    return;
-                }
-            };
-            let Some(claim) = self.claim.take() else { return };
-            match found {
-                Some(found) if found.document.held_by(&claim.token) => {
-                    let message = (self.message.clone(), None, self.others.clone());
-                    serve(engine, claim, message, Some(found.document), found.etag).await;
-                }
-                _ => {
-                    engine.dispatch.end_hand_over(&self.message, self.others.clone());
-                    dispatch::message_written(&engine, self.message.clone(), None, None).await;
-                }
+            let (engine, message) = (self.engine.clone(), self.message.clone());
+            if !self.settle().await {
+                dispatch::message_written(&engine, message, None, None).await;
             }
         });
+    }
+
+    /// The batch may be done, its answer lost. Whether it is: then whoever waits gets the turn. Where that can't be found out, what may have been
+    /// claimed is given back.
+    async fn settle(mut self) -> bool {
+        let (engine, partition) = (self.engine.clone(), self.message.instance_id.clone());
+        let found = match release::read_latest(&engine, &partition, engine.deadline()).await {
+            Ok(found) => found,
+            Err(error) => {
+                debug!(instance_id = partition.instance_id(), %error, "what may have been handed over is given back");
+                return false;
+            }
+        };
+        let Some(claim) = self.claim.take() else { return false };
+        match found {
+            Some(found) if found.document.held_by(&claim.token) => {
+                let message = (self.message.clone(), None, self.others.clone());
+                engine.spawn(serve(self.engine.clone(), claim, message, Some(found.document), found.etag));
+                true
+            }
+            _ => {
+                engine.cache.forget(&partition);
+                engine.dispatch.end_hand_over(&self.message, self.others.clone());
+                false
+            }
+        }
     }
 
     /// The batch was refused because of it: nothing was written, and what was known of the instance is of the past.
@@ -243,7 +261,10 @@ async fn serve(
     let Claim { token, document, contents, claimed_at, reserved, .. } = claim;
     let document = found.unwrap_or(document);
     let partition = document.instance_id.clone();
-    let mut hint = OrchestrationHint::of_message(message.clone(), message_etag);
+    let mut hint = match document.encloses(&message.id) {
+        true => OrchestrationHint::of_nothing(partition.clone()),
+        false => OrchestrationHint::of_message(message.clone(), message_etag),
+    };
     hint.merge(others.clone());
     let runner = Runner { terms: reserved.terms.clone(), in_a_row: 0 };
     let ours = Ours { token, document, etag, claimed_at, runner, contents };
@@ -294,15 +315,26 @@ pub(crate) async fn carry<T: serde::Serialize + Sync>(
     deadline: Deadline,
 ) -> Result<Carried, StoreError> {
     let Some(mut offer) = TurnOffer::new(engine, message, kind) else { return Ok(Carried::Plain(Applied::No)) };
-    let operations = [Operation::create(body)?, offer.operation()?];
+    let encloses = offer.encloses();
+    let letter = match (encloses, message.delivered) {
+        (false, _) => Some(Operation::create(body)?),
+        // A copy, and what was delivered before, meets its marker.
+        (true, true) => {
+            Some(Operation::create(&DeliveredDocument::new(message.id.clone(), message.instance_id.clone()))?)
+        }
+        (true, false) => None,
+    };
+    let at = usize::from(letter.is_some());
+    let operations: Vec<Operation> = letter.into_iter().chain([offer.operation()?]).collect();
     let bounded = offer.deadline(deadline);
     match engine.store.batch_noting_repeats(&message.instance_id, &operations, bounded).await {
         Ok((BatchOutcome::Committed(committed), _)) => {
-            offer.done(committed.etag(0).cloned(), committed.etag(1).cloned());
+            let etag = committed.etag(0).filter(|_| !encloses).cloned();
+            offer.done(etag, committed.etag(at).cloned());
             Ok(Carried::Done)
         }
         // It is there: from an earlier attempt of this call, or of another that delivers the same.
-        Ok((BatchOutcome::RolledBack(back), applied)) if back.index == 0 && back.status == 409 => {
+        Ok((BatchOutcome::RolledBack(back), applied)) if back.index < at && back.status == 409 => {
             if applied == Applied::Perhaps {
                 offer.look();
                 return Ok(Carried::Done);
@@ -310,7 +342,12 @@ pub(crate) async fn carry<T: serde::Serialize + Sync>(
             offer.withdraw();
             Ok(Carried::Written)
         }
-        Ok((BatchOutcome::RolledBack(back), applied)) if back.index == 1 && matches!(back.status, 404 | 409 | 412) => {
+        Ok((BatchOutcome::RolledBack(back), applied)) if back.index == at && matches!(back.status, 404 | 409 | 412) => {
+            // What refuses it may be what an earlier attempt of this call has written.
+            if at == 0 && applied == Applied::Perhaps {
+                let is_ours = offer.settle().await;
+                return Ok(if is_ours { Carried::Done } else { Carried::Plain(applied) });
+            }
             offer.refused();
             Ok(Carried::Plain(applied))
         }

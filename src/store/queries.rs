@@ -150,12 +150,12 @@ pub(crate) const CONTENTS: QueryText = QueryText {
     text: "SELECT c.id, c._etag, c.type, c.due, c.seq, c.starts, c.delivered, c.execution FROM c",
 };
 
-/// What turns are made of, oldest first: messages, half-finished instances, intents. What has no slot is anybody's. Index:
-/// `due`, `type`.
+/// What turns are made of, oldest first: messages, half-finished instances, intents. What has no slot is anybody's. Of instances only those
+/// that are due already: most of the others are locked until then. Index: `due`, `type`.
 pub(crate) const DUE_TURNS: QueryText = QueryText {
     name: "due_turns",
     text: "SELECT c.id, c.instanceId, c.type, c.due, c.seq, c.starts, c.by FROM c \
-           WHERE c.due <= @until AND c.type IN ('message', 'instance', 'intent') \
+           WHERE c.due <= @until AND (c.type IN ('message', 'intent') OR (c.type = 'instance' AND c.due <= @now)) \
            AND (NOT IS_DEFINED(c.slot) OR (c.slot >= @from AND c.slot < @to)) ORDER BY c.due",
 };
 
@@ -191,7 +191,8 @@ pub(crate) const DUE_WORK_ROWS: QueryText = QueryText {
 pub(crate) const DUE: QueryText = QueryText {
     name: "due",
     text: "SELECT c.id, c.instanceId, c.type, c.due, c.seq, c.starts, c.tag, c.sessionId, c.by FROM c \
-           WHERE c.due <= @until AND (c.type IN ('message', 'instance', 'intent') OR (c.type = 'work' \
+           WHERE c.due <= @until AND (c.type IN ('message', 'intent') \
+           OR (c.type = 'instance' AND c.due <= @now) OR (c.type = 'work' \
            AND (@any = true OR (@untagged = true AND NOT IS_DEFINED(c.tag)) OR ARRAY_CONTAINS(@tags, c.tag)))) \
            ORDER BY c.due",
 };

@@ -103,7 +103,7 @@ async fn attempt(
             // What an earlier ack with this token has staged in vain: somebody must look at it, also if no message comes.
             plan.document.due = Some(engine.now() + staging::TAKEOVER_AFTER);
         }
-        handed.lock(&mut plan.document);
+        handed.lock(&mut plan.document, &mut plan.operations);
         if !fits(&plan) && !handed.is_empty() {
             // What is staged is visible later than it would be locked.
             handed.withdraw();
@@ -198,9 +198,11 @@ fn refuse(handle: &TurnHandle, unplannable: Unplannable) -> Trouble {
 }
 
 fn fits(plan: &Plan) -> bool {
+    /// For the instance's document, with a message in it.
+    const ROOM: usize = 32 * 1024;
     let operations = || plan.consumption.iter().chain(&plan.operations);
     let bytes: usize = operations().map(Operation::size).sum();
-    operations().count() < batch::MAX_OPERATIONS && bytes + 4_096 <= batch::MAX_BYTES
+    operations().count() < batch::MAX_OPERATIONS && bytes + ROOM <= batch::MAX_BYTES
 }
 
 /// More messages than a batch takes can't be consumed by the commit itself. They were loaded under the claim, which proves

@@ -81,6 +81,7 @@ async fn prepare(engine: &Arc<Engine>, hint: &OrchestrationHint, ours: &mut Ours
     loop {
         let mut loaded = contents_of(engine, hint, ours, sight).await?;
         discard(engine, ours, &mut loaded).await?;
+        add_enclosed(&mut loaded, ours);
         let (items, unreadable) = parse_items(&loaded.messages);
         match identity(&ours.document, &loaded, &items, unreadable.is_some()) {
             None => return decline(engine, ours, loaded, &items, sight).await.map(Prepared::Declined),
@@ -144,6 +145,23 @@ async fn contents_of(
     }
 }
 
+/// Whether a message was meant for another instance of this name.
+fn is_stranger(document: &InstanceDocument, message: &MessageDocument) -> bool {
+    !message.starts && message.born.as_ref().is_some_and(|born| *born != document.born)
+}
+
+/// The message that the instance's document encloses comes with the others, in its place. The fence proves it.
+fn add_enclosed(loaded: &mut Loaded, ours: &mut Ours) {
+    let Some(document) = ours.document.enclosed_message() else { return };
+    if is_stranger(&ours.document, &document) {
+        // The next write of the document, whatever it is, leaves it out.
+        ours.document.take_out();
+        return;
+    }
+    let at = loaded.messages.partition_point(|other| other.document.seq < document.seq);
+    loaded.messages.insert(at, Versioned { document, etag: ours.etag.clone() });
+}
+
 /// Extends the lock of a claim that is not handed out yet. An error where it was taken over meanwhile.
 async fn keep_lock(engine: &Engine, ours: &mut Ours, deadline: Deadline) -> Result<(), StoreError> {
     let partition = ours.document.instance_id.clone();
@@ -179,26 +197,29 @@ fn known_messages(engine: &Engine, hint: &OrchestrationHint, ours: &Ours) -> Opt
     let mut visible: Vec<Versioned<MessageDocument>> = hint.messages.iter().filter(waits).cloned().collect();
     visible.sort_by(|a, b| a.document.seq.cmp(&b.document.seq));
     visible.dedup_by(|a, b| a.document.id == b.document.id);
-    let starts = |m: &Versioned<MessageDocument>| m.document.starts;
-    let can_run = match document.exists() {
-        // An execution that has ended runs on nothing but a start.
-        true => !visible.is_empty() && (!document.is_terminal() || visible.iter().any(starts)),
-        // What a former instance of this name was sent may have been erased with it.
-        false => !visible.is_empty() && visible.iter().all(starts),
-    };
+    let enclosed = document.enclosed_message();
+    let mut all = visible.iter().map(|m| &m.document).chain(&enclosed).peekable();
+    let can_run = all.peek().is_some()
+        && match document.exists() {
+            // An execution that has ended runs on nothing but a start.
+            true => !document.is_terminal() || all.any(|m| m.starts),
+            // What a former instance of this name was sent may have been erased with it.
+            false => all.all(|m| m.starts),
+        };
     can_run.then_some(visible)
 }
 
-/// Removes messages that are not for this turn or any other: copies of what was consumed before, which a repeated request
-/// has written again, and what was meant for another instance of this name, which was deleted.
+/// Removes messages that are not for this turn or any other: copies of what was consumed before or is enclosed, which a repeated
+/// request has written again, and what was meant for another instance of this name, which was deleted.
 async fn discard(engine: &Engine, ours: &mut Ours, loaded: &mut Loaded) -> Result<(), StoreError> {
     let ids = loaded.messages.iter().map(|m| &m.document.id);
     let again: HashSet<_> =
         loaded.contents.as_ref().map(|c| c.consumed.consumed(ids)).unwrap_or_default().into_iter().collect();
-    let stranger = |m: &MessageDocument| !m.starts && m.born.as_ref().is_some_and(|born| *born != ours.document.born);
+    let stranger = |m: &MessageDocument| is_stranger(&ours.document, m);
+    let copy = |m: &MessageDocument| ours.document.encloses(&m.id);
     let (ghosts, messages): (Vec<_>, Vec<_>) = std::mem::take(&mut loaded.messages)
         .into_iter()
-        .partition(|m| again.contains(&m.document.id) || stranger(&m.document));
+        .partition(|m| again.contains(&m.document.id) || stranger(&m.document) || copy(&m.document));
     loaded.messages = messages;
     if ghosts.is_empty() {
         return Ok(());
@@ -331,7 +352,7 @@ fn hand_out(engine: &Arc<Engine>, hint: &OrchestrationHint, ours: Ours, ready: R
     if let Some(error) = &unreadable {
         warn!(instance_id = partition.instance_id(), error, "the history or a message can't be read");
     }
-    engine.dispatch.work_ended(partition, &ended(hint, &taken, &items));
+    engine.dispatch.work_ended(partition, &ended(hint, &document, &taken, &items));
     let item = OrchestrationItem {
         instance: partition.instance_id().unwrap_or_default().to_owned(),
         orchestration_name: name.clone(),
@@ -361,9 +382,16 @@ fn hand_out(engine: &Arc<Engine>, hint: &OrchestrationHint, ours: Ours, ready: R
 }
 
 /// The activities that have ended, as the messages of a turn say, where others may have run some of them.
-fn ended(hint: &OrchestrationHint, taken: &[Versioned<MessageDocument>], items: &[WorkItem]) -> BTreeSet<DocumentId> {
+fn ended(
+    hint: &OrchestrationHint,
+    document: &InstanceDocument,
+    taken: &[Versioned<MessageDocument>],
+    items: &[WorkItem],
+) -> BTreeSet<DocumentId> {
     let ours: BTreeSet<&DocumentId> = hint.messages.iter().map(|message| &message.document.id).collect();
-    if taken.iter().all(|message| ours.contains(&message.document.id)) {
+    // What is enclosed, and claimed for the first time, is this process's as well.
+    let is_ours = |id: &DocumentId| ours.contains(id) || (document.encloses(id) && document.claims.len() == 1);
+    if taken.iter().all(|message| is_ours(&message.document.id)) {
         return BTreeSet::new();
     }
     let ended = items.iter().filter_map(|item| match item {

@@ -91,7 +91,7 @@ pub(crate) fn plan(
     planner.custom_status(&mut document, &fresh)?;
     let ends = document.is_terminal() && ack.metadata.status.is_some();
     let kv = planner.kv(state, &fresh, ends)?;
-    let consumption = planner.consume(&state.taken)?;
+    let consumption = planner.consume(&state.document, &state.taken)?;
     planner.schedule(&ack.worker_items, handed)?;
     let intents = planner.send(&document, &ack.orchestrator_items)?;
     planner.cancel(state, &fresh, &ack.cancelled);
@@ -143,6 +143,8 @@ impl Planner<'_> {
         document.last_turn = Some(self.token.to_owned());
         document.updated_at = self.now;
         document.tally = Some("open".to_owned());
+        // It is among what the turn ran on.
+        document.take_out();
         if document.parked || !document.exists() {
             // Nobody need look for the claim any more. What is parked, and did not fit this turn, nobody sees: somebody must
             // look, also if this process dies.
@@ -359,8 +361,12 @@ impl Planner<'_> {
     }
 
     /// What was taken is consumed, as long as it is the very document that the turn ran on. A message from another partition
-    /// leaves a marker, so that a second copy is known.
-    fn consume(&self, taken: &[Versioned<MessageDocument>]) -> Result<Vec<Operation>, StoreError> {
+    /// leaves a marker, so that a second copy is known. What the instance's document encloses is consumed with that: its marker is there.
+    fn consume(
+        &self,
+        before: &InstanceDocument,
+        taken: &[Versioned<MessageDocument>],
+    ) -> Result<Vec<Operation>, StoreError> {
         let consume = |Versioned { document, etag }: &Versioned<MessageDocument>| {
             let id = document.id.clone();
             if !document.delivered {
@@ -369,7 +375,7 @@ impl Planner<'_> {
             let marker = DeliveredDocument::new(id.clone(), self.partition.clone());
             Operation::replace(id, &marker, Some(etag))
         };
-        taken.iter().map(consume).collect()
+        taken.iter().filter(|taken| !before.encloses(&taken.document.id)).map(consume).collect()
     }
 
     fn schedule(&mut self, items: &[WorkItem], handed: &Scheduled) -> Result<(), Unplannable> {

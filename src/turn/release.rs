@@ -4,7 +4,7 @@ use super::{cache::Known, instance_id, lock_lost, Phase, TurnHandle, TurnState};
 use crate::{
     engine::Engine,
     model::{InstanceDocument, MessageDocument, Millis, Partition},
-    store::{batch, BatchOutcome, Deadline, Freshness, Operation, StoreError, Versioned, WriteOutcome},
+    store::{batch, BatchOutcome, Deadline, Freshness, Operation, RolledBack, StoreError, Versioned, WriteOutcome},
 };
 use azure_core::http::Etag;
 use duroxide::providers::ProviderError;
@@ -69,23 +69,30 @@ pub(crate) async fn abandon(
             document.claims.pop();
         }
     };
-    let outcome = match delay {
-        None => rewrite(engine, &handle, &mut state, change, deadline).await,
-        Some(_) => {
-            // Claims so far are among its attempts now, whatever the clock says.
-            let counted = state.document.claims.last().map_or(0, |last| last + 1);
-            for Versioned { document: message, .. } in &mut returned {
-                message.due = due;
-                message.created_at = message.created_at.max(counted);
-            }
-            release_delayed(engine, &handle, &mut state, &returned, change, deadline).await
+    if delay.is_some() {
+        // Claims so far are among its attempts now, whatever the clock says.
+        let counted = state.document.claims.last().map_or(0, |last| last + 1);
+        for Versioned { document: message, .. } in &mut returned {
+            message.due = due;
+            message.created_at = message.created_at.max(counted);
         }
+    }
+    let is_enclosed = |message: &MessageDocument| state.document.encloses(&message.id);
+    let enclosed = returned.iter().map(|message| &message.document).find(|message| is_enclosed(message)).cloned();
+    let rewritten = delay.is_some() || enclosed.is_some();
+    let outcome = if rewritten {
+        let changed: Vec<_> =
+            returned.iter().filter(|m| delay.is_some() && !is_enclosed(&m.document)).cloned().collect();
+        let enclosed = enclosed.map(|message| written_out(message, delay.is_some()));
+        let messages = (changed.as_slice(), enclosed.as_ref());
+        release_with(engine, &handle, &mut state, messages, change, deadline).await
+    } else {
+        rewrite(engine, &handle, &mut state, change, deadline).await
     };
     match outcome {
         Ok(Rewritten::Done) => {
             close(engine, &handle, &mut state);
             // What was rewritten has another ETag now, which nobody has asked for.
-            let rewritten = delay.is_some();
             let returned = returned.into_iter().map(|m| (m.document, (!rewritten).then_some(m.etag)));
             engine.dispatch.messages_returned(&handle.partition, returned);
             Ok(())
@@ -181,25 +188,39 @@ pub(crate) async fn read_latest(
     engine.store.read(partition, &instance_id(), Freshness::LatestCommitted, deadline).await
 }
 
-/// Releases the lock and delays the messages that this fetch took, and no others. Every batch carries the fence, so that a
-/// former owner delays nothing; the last one takes the lock off. A crash in between leaves the lock to expire.
-async fn release_delayed(
+/// An enclosed message as it is written when the turn that has it is abandoned. Only where it is delayed its attempts are its own: the
+/// others are counted by the claims of the instance.
+fn written_out(mut message: MessageDocument, delayed: bool) -> MessageDocument {
+    if !delayed {
+        message.attempts = 0;
+    }
+    message
+}
+
+/// Releases the lock and changes the messages that this fetch took, and no others; the one that was enclosed is written. Every batch
+/// carries the fence, so that a former owner delays nothing; the last one takes the lock off. A crash in between leaves the lock to
+/// expire.
+async fn release_with(
     engine: &Engine,
     handle: &TurnHandle,
     state: &mut TurnState,
-    messages: &[Versioned<MessageDocument>],
+    (messages, enclosed): (&[Versioned<MessageDocument>], Option<&MessageDocument>),
     change: impl Fn(&mut InstanceDocument),
     deadline: Deadline,
 ) -> Result<Rewritten, StoreError> {
     let mut chunks = chunked(messages)?;
     while let Some(mut chunk) = chunks.pop() {
         loop {
-            let mut next = state.document.clone();
+            let (mut next, mut out) = (state.document.clone(), None);
             if chunks.is_empty() {
+                out = next.take_out().and(enclosed);
                 change(&mut next);
             }
             let mut operations = vec![Operation::replace(instance_id(), &next, Some(&state.etag))?];
             operations.extend(chunk.iter().cloned());
+            if let Some(message) = out {
+                operations.push(Operation::upsert(message)?);
+            }
             match engine.store.batch(&handle.partition, &operations, deadline).await? {
                 BatchOutcome::Committed(committed) => {
                     state.etag = committed.etag(0).cloned().unwrap_or_else(|| state.etag.clone());
@@ -207,7 +228,9 @@ async fn release_delayed(
                     break;
                 }
                 // Consumed by others, while this turn ran on what it remembered of it.
-                BatchOutcome::RolledBack(back) if back.index > 0 && matches!(back.status, 404 | 412) => {
+                BatchOutcome::RolledBack(back)
+                    if (1..=chunk.len()).contains(&back.index) && matches!(back.status, 404 | 412) =>
+                {
                     chunk.remove(back.index - 1);
                 }
                 BatchOutcome::RolledBack(_) => match read_latest(engine, &handle.partition, deadline).await? {
@@ -226,15 +249,17 @@ async fn release_delayed(
     Ok(Rewritten::Done)
 }
 
-/// Replacements of messages, in parts that fit a batch together with the fence; at least one part.
+/// Replacements of messages, in parts that fit a batch together with the fence and a message that was enclosed; at least one part.
 pub(super) fn chunked(messages: &[Versioned<MessageDocument>]) -> Result<Vec<Vec<Operation>>, StoreError> {
+    /// For the instance's document and the message.
+    const ROOM: usize = 32 * 1024;
     let mut chunks: Vec<Vec<Operation>> = vec![Vec::new()];
     let mut bytes = 0;
     for Versioned { document: message, etag } in messages {
         let operation = Operation::replace(message.id.clone(), message, Some(etag))?;
         let size = operation.size();
-        let full = chunks.last().is_none_or(|c| c.len() + 2 > batch::MAX_OPERATIONS)
-            || bytes + size > batch::MAX_BYTES - 8 * 1024;
+        let full =
+            chunks.last().is_none_or(|c| c.len() + 3 > batch::MAX_OPERATIONS) || bytes + size > batch::MAX_BYTES - ROOM;
         if full {
             chunks.push(Vec::new());
             bytes = 0;
@@ -263,16 +288,27 @@ pub(crate) async fn undo_claim(
         }
         document.lock = None;
         document.claims.pop();
+        let enclosed = document.take_out();
         // A document that holds nothing but the lock was made by the claim. One that marks parked messages stays.
         let made_by_the_claim = document.is_shell() && document.claims.is_empty() && !document.parked;
-        let written = if made_by_the_claim {
-            engine.store.delete(partition, &instance_id(), Some(&etag), deadline).await?
-        } else {
-            engine.store.replace(partition, &instance_id(), &document, Some(&etag), deadline).await?
-        };
+        let mut operations = vec![match made_by_the_claim {
+            true => Operation::delete(instance_id(), Some(&etag)),
+            false => Operation::replace(instance_id(), &document, Some(&etag))?,
+        }];
+        if let Some(message) = &enclosed {
+            operations.push(Operation::upsert(message)?);
+        }
+        let outcome = engine.store.batch(partition, &operations, deadline).await?;
         engine.cache.forget(partition);
-        if let WriteOutcome::Refused(_) = written {
-            current = read_latest(engine, partition, deadline).await?;
+        match outcome {
+            BatchOutcome::Committed(_) => {}
+            BatchOutcome::RolledBack(RolledBack { status: 404 | 409 | 412, .. }) => {
+                current = read_latest(engine, partition, deadline).await?;
+            }
+            BatchOutcome::RolledBack(back) => {
+                let detail = format!("a claim that is given back was answered {}", back.status);
+                return Err(StoreError::Rejected { document: instance_id().to_string(), detail });
+            }
         }
     }
     Ok(())

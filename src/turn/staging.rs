@@ -55,7 +55,8 @@ pub(crate) async fn stage(
 
 /// Parts that each fit one batch, together with the fence and the operation that deletes their document.
 fn split(operations: &[Operation]) -> Vec<Vec<Operation>> {
-    const ROOM: usize = batch::MAX_BYTES - 8 * 1024;
+    // For the instance's document, with a message in it.
+    const ROOM: usize = batch::MAX_BYTES - 32 * 1024;
     let mut parts: Vec<Vec<Operation>> = Vec::new();
     let mut bytes = 0;
     for operation in operations {
@@ -344,7 +345,7 @@ mod tests {
             for part in parts {
                 assert!(part.len() + 2 <= batch::MAX_OPERATIONS);
                 let size: usize = part.iter().map(Operation::size).sum();
-                assert!(size + 8 * 1024 <= batch::MAX_BYTES, "{count} of {bytes}: {size}");
+                assert!(size + 32 * 1024 <= batch::MAX_BYTES, "{count} of {bytes}: {size}");
             }
         }
     }

@@ -10,7 +10,7 @@ use crate::{
         work::Next,
     },
     store::{BatchOutcome, Deadline, Freshness, Operation, StoreError, Versioned, WriteOutcome},
-    turn::{failure, load, read},
+    turn::{failure, load, read, release},
 };
 use azure_core::http::Etag;
 use duroxide::{
@@ -127,7 +127,7 @@ async fn remove(
     let (etag, next) = loop {
         let deadline = engine.deadline_at(state.until);
         let mut operations = vec![Operation::delete(state.document.id.clone(), Some(&state.etag))];
-        if let Some(message) = here {
+        if let Some(message) = here.filter(|_| !along.encloses()) {
             operations.push(Operation::create(message)?);
         }
         if with_payload {
@@ -148,7 +148,8 @@ async fn remove(
                     Along::Nothing => break (etag, None),
                     Along::Next(next) => break (etag, Some((next, claimed))),
                     Along::Turn(offer) => {
-                        offer.done(etag, claimed);
+                        let created = !offer.encloses();
+                        offer.done(etag.filter(|_| created), claimed);
                         return Ok(Removed::HandedOver);
                     }
                 }
@@ -210,6 +211,11 @@ impl Along {
         }
     }
 
+    /// Whether the completion goes with the claim.
+    fn encloses(&self) -> bool {
+        matches!(self, Self::Turn(offer) if offer.encloses())
+    }
+
     fn is_nothing(&self) -> bool {
         matches!(self, Self::Nothing)
     }
@@ -253,7 +259,8 @@ enum Verified {
     Lost,
 }
 
-/// Reads whether the batch happened: the completion is there, or the history has it already.
+/// Reads whether the batch happened: the completion is there, or the history has it already. An enclosed one may be written out, and
+/// either may be consumed, between two looks, so they are looked for in this order.
 async fn verify(
     engine: &Arc<Engine>,
     handle: &WorkHandle,
@@ -273,6 +280,10 @@ async fn verify(
         // Removed without a completion: whoever did it, it is as was asked.
         return Ok(Verified::Done);
     };
+    let instance = release::read_latest(engine, &handle.partition, deadline).await?;
+    if instance.is_some_and(|instance| instance.document.encloses(&message.id)) {
+        return Ok(Verified::Done);
+    }
     let freshness = Freshness::LatestCommitted;
     let found = engine.store.read::<serde_json::Value>(&handle.partition, &message.id, freshness, deadline).await?;
     if found.is_some() || consumed(engine, handle, state, deadline).await? {

@@ -43,11 +43,19 @@ pub const LIST: &[Mutant] = &[
     Mutant {
         name: "delivery-without-marker",
         what: "a consumed delivery leaves no marker, so that its second copy is new",
-        edits: &[Edit {
-            file: "src/turn/plan.rs",
-            find: "if !document.delivered {",
-            replace: "if !document.delivered || MUTANT {",
-        }],
+        edits: &[
+            Edit {
+                file: "src/turn/plan.rs",
+                find: "if !document.delivered {",
+                replace: "if !document.delivered || MUTANT {",
+            },
+            Edit {
+                file: "src/orders/turn.rs",
+                find: "(true, true) => {",
+                replace: "(true, true) if MUTANT => None,
+        (true, true) => {",
+            },
+        ],
     },
     Mutant {
         name: "unfenced-sweep",
@@ -171,6 +179,33 @@ pub const LIST: &[Mutant] = &[
             file: "src/orders/turn.rs",
             find: "Operation::replace(instance_id(), &claim.document, Some(etag))?,",
             replace: "Operation::replace(instance_id(), &claim.document, Some(etag).filter(|_| !MUTANT))?,",
+        }],
+    },
+    Mutant {
+        name: "uncounted-kept-turn",
+        what: "a lock that a commit keeps for the next turn is no attempt",
+        edits: &[Edit {
+            file: "src/orders/kept.rs",
+            find: "document.claims.push(self.claimed_at);",
+            replace: "document.claims.extend(Some(self.claimed_at).filter(|_| !MUTANT));",
+        }],
+    },
+    Mutant {
+        name: "enclosed-message-lost",
+        what: "a claim that is given back takes the message along that came with it",
+        edits: &[Edit {
+            file: "src/turn/release.rs",
+            find: "if let Some(message) = &enclosed {",
+            replace: "if let Some(message) = enclosed.as_ref().filter(|_| !MUTANT) {",
+        }],
+    },
+    Mutant {
+        name: "enclosed-message-unseen",
+        what: "nobody looks at a message that is in the document of an instance whose worker has died",
+        edits: &[Edit {
+            file: "src/model/documents.rs",
+            find: "if self.enclosed.is_some() {",
+            replace: "if self.enclosed.is_some() && !MUTANT {",
         }],
     },
     Mutant {

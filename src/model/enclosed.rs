@@ -1,0 +1,115 @@
+//! A message inside the instance's document: it was written with the claim of the turn that takes it, and needs no document of its own.
+//!
+//! SPEC.md, "Enclosed messages", has the invariants: it is in the queue, it is seen by its instance's `due`, and whoever takes the lock off
+//! without a commit writes it out.
+
+use super::{DocumentId, InstanceDocument, MessageDocument, Millis};
+use serde::{Deserialize, Serialize};
+
+/// A message, without what its instance's document says already.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct EnclosedMessage {
+    id: DocumentId,
+    due: Millis,
+    seq: String,
+    created_at: Millis,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    starts: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    delivered: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    born: Option<String>,
+    item: String,
+}
+
+impl EnclosedMessage {
+    /// A larger one has a document of its own: renewals would pay for it again and again.
+    const MAX_BYTES: usize = 4 * 1024;
+}
+
+impl InstanceDocument {
+    /// Puts a message into it; `false` where that is too large. It is locked, or due, next.
+    pub(crate) fn enclose(&mut self, message: &MessageDocument) -> bool {
+        if message.item.len() > EnclosedMessage::MAX_BYTES || message.attempts > 0 {
+            return false;
+        }
+        let MessageDocument { id, due, seq, created_at, starts, delivered, born, item, .. } = message.clone();
+        self.enclosed = Some(Box::new(EnclosedMessage { id, due, seq, created_at, starts, delivered, born, item }));
+        true
+    }
+
+    /// Whether this message is in it.
+    pub(crate) fn encloses(&self, id: &DocumentId) -> bool {
+        self.enclosed.as_ref().is_some_and(|enclosed| &enclosed.id == id)
+    }
+
+    /// The message that is in it.
+    pub(crate) fn enclosed_message(&self) -> Option<MessageDocument> {
+        let EnclosedMessage { id, due, seq, created_at, starts, delivered, born, item } = *self.enclosed.clone()?;
+        let mut message = MessageDocument::with_item(self.instance_id.clone(), id, item, seq, created_at, due);
+        (message.starts, message.delivered, message.born) = (starts, delivered, born);
+        Some(message)
+    }
+
+    /// Takes the message out: it is consumed, or written as a document of its own in the same batch.
+    pub(crate) fn take_out(&mut self) -> Option<MessageDocument> {
+        let message = self.enclosed_message()?;
+        self.enclosed = None;
+        if !self.must_be_looked_at() {
+            self.due = None;
+        }
+        Some(message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Partition;
+    use duroxide::providers::WorkItem;
+
+    fn message(bytes: usize) -> MessageDocument {
+        let item = WorkItem::ExternalRaised { instance: "i".into(), name: "e".into(), data: "d".repeat(bytes) };
+        let partition = Partition::instance("i").unwrap();
+        let mut message = MessageDocument::new(partition, "e:1", &item, "000001".into(), 7, 8).unwrap();
+        (message.delivered, message.born) = (true, Some("abc".into()));
+        message
+    }
+
+    fn instance() -> InstanceDocument {
+        InstanceDocument::new(Partition::instance("i").unwrap(), "token", 7)
+    }
+
+    #[test]
+    fn what_is_taken_out_is_what_was_put_in_after_a_trip_to_the_service() {
+        let (mut document, message) = (instance(), message(10));
+        assert!(document.enclose(&message));
+        document.hold("token", 1_000);
+        assert_eq!(document.due, Some(1_000), "it is looked at as soon as the lock has ended");
+        let text = serde_json::to_string(&document).unwrap();
+        let mut again: InstanceDocument = serde_json::from_str(&text).unwrap();
+        assert!(again.encloses(&message.id) && again.must_be_looked_at());
+        let out = again.take_out().unwrap();
+        assert_eq!(serde_json::to_value(&out).unwrap(), serde_json::to_value(&message).unwrap());
+        assert!(again.enclosed.is_none() && again.take_out().is_none());
+    }
+
+    #[test]
+    fn an_instance_that_runs_is_not_due_any_more_once_the_message_is_out() {
+        let mut document = instance();
+        document.status = Some("Running".to_owned());
+        document.enclose(&message(10));
+        document.hold("token", 1_000);
+        assert_eq!(document.due, Some(1_000));
+        document.take_out();
+        assert_eq!(document.due, None);
+    }
+
+    #[test]
+    fn a_large_message_has_a_document_of_its_own() {
+        let mut document = instance();
+        assert!(!document.enclose(&message(EnclosedMessage::MAX_BYTES)));
+        assert!(document.enclosed.is_none());
+    }
+}
