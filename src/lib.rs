@@ -107,6 +107,7 @@ mod engine;
 mod enqueue;
 mod model;
 mod observe;
+pub mod operate;
 mod orders;
 mod outbox;
 mod parcel;

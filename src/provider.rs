@@ -64,6 +64,10 @@ impl CosmosDBProvider {
         Self::open(client, config).await
     }
 
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
     async fn open(client: &CosmosClient, config: CosmosDBProviderConfig) -> Result<Self, ConnectError> {
         let store = bootstrap::open(client, &config).await?;
         let engine = Engine::new(store, config);

@@ -4,14 +4,14 @@
 mod scene;
 
 use duroxide::providers::{Provider, SessionFetchConfig, TagFilter, WorkItem};
-use duroxide_cosmos::CosmosDBProvider;
-use duroxide_cosmos_emulator::{Gate, RequestKind, WireAction, WireRule};
+use duroxide_cosmos::{Clock, CosmosDBProvider};
+use duroxide_cosmos_emulator::{Gate, RequestKind, WireAction, WireRequest, WireRule};
 use scene::*;
 use std::{
     collections::BTreeSet,
     sync::{
-        atomic::{AtomicUsize, Ordering},
-        Mutex,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+        Arc, Mutex,
     },
     time::{Duration, Instant},
 };
@@ -198,4 +198,43 @@ async fn cleaning_expired_sessions_up_takes_about_a_request_each_and_leaves_thos
         .map(|d| d["sessionId"].as_str().unwrap().to_owned())
         .collect();
     assert_eq!(left, wanted);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_stalls_after_it_took_a_session_takes_no_activity_of_what_is_another_s_by_then() {
+    let scene = Scene::new(1);
+    let later = Arc::new(AtomicU64::new(0));
+    let late = later.clone();
+    let system = || u64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
+    let clock = move || {
+        Clock::from_fn({
+            let late = late.clone();
+            move || system() + late.load(Ordering::Relaxed)
+        })
+    };
+    let a = Arc::new(scene.provider_with("a", quiet().with_clock(clock())).await);
+    let b = scene.provider_with("b", quiet().with_clock(clock())).await;
+    // The two don't want the same activity.
+    for (instance, tag) in [("i1", "first"), ("i2", "second")] {
+        begin(a.as_ref(), instance, vec![activity_with(instance, 2, Some(SESSION), Some(tag))], Vec::new()).await;
+    }
+    let second = TagFilter::tags(["second"]);
+    let taken = Gate::new();
+    let takes = |request: &WireRequest<'_>| goes_to(request, "$s:shared") && request.kind == RequestKind::Create;
+    let rule = WireRule::new(WireAction::HoldAfter(taken.clone())).client("a").matching(takes).times(1);
+    scene.account.wire().add(rule);
+    let a_too = a.clone();
+    let stalled = tokio::spawn(async move { fetch(&a_too, &owner("mine", LONG), Duration::from_millis(300)).await });
+    taken.reached().await;
+    later.store(7_200_000, Ordering::Relaxed);
+    let theirs = owner("theirs", LONG);
+    let took = b.fetch_work_item(LONG, PATIENCE, Some(&theirs), &second).await.unwrap();
+    let (item, ..) = took.expect("the session is nobody's any more");
+    taken.open();
+    let got = stalled.await.unwrap();
+    assert!(got.is_none(), "{got:?} although another has {item:?} of the same session");
+    // What it took by then is given back, uncounted, to the one who owns the session.
+    let (other, _, attempts) = fetch(&b, &theirs, PATIENCE).await.expect("the other activity");
+    assert_ne!(identity(&other), identity(&item));
+    assert_eq!(attempts, 1);
 }

@@ -8,6 +8,8 @@ mod plan;
 pub(crate) mod prune;
 pub(crate) mod shared;
 
+pub(crate) use plan::deleted_among;
+
 use crate::model::{status, Deleting, InstanceDocument, Millis, Partition};
 use duroxide::providers::{DeleteInstanceResult, ProviderError};
 use serde::Deserialize;

@@ -500,7 +500,7 @@ async fn is_marked_still(
 }
 
 /// Which of some instances with their marks are gone for good. Each plan's coordinator is asked once.
-pub(super) async fn deleted_among(
+pub(crate) async fn deleted_among(
     engine: &Arc<Engine>,
     marked: Vec<(Partition, Deleting)>,
     deadline: Deadline,

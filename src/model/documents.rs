@@ -77,9 +77,9 @@ pub(crate) struct InstanceDocument {
     /// Its status; none before the first commit, when there is a lock but no instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) status: Option<String>,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) name: String,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) version: String,
     /// Tells it from other instances that have had or will have this name.
     #[serde(default)]

@@ -44,7 +44,7 @@ pub(crate) trait Need: Clone + PartialEq {
 
 /// The versions of duroxide whose turns a process can run; none where it runs all.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Versions(Option<(String, String)>);
+pub(crate) struct Versions(pub(crate) Option<(String, String)>);
 
 /// The activities that a process runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

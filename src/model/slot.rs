@@ -50,6 +50,15 @@ pub struct SlotRange {
     to: u16,
 }
 
+impl std::fmt::Display for SlotRange {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.to.checked_sub(1).filter(|_| self.from < self.to) {
+            Some(last) => write!(f, "{} to {last}", self.from),
+            None => write!(f, "none"),
+        }
+    }
+}
+
 impl SlotRange {
     /// Every slot.
     pub const ALL: Self = Self { from: 0, to: SLOTS };

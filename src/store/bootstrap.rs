@@ -47,6 +47,12 @@ pub(super) struct Opening<'a> {
     deadline: Deadline,
 }
 
+/// A container that is there, and how it is set up.
+pub(super) struct Found {
+    pub(super) container: ContainerClient,
+    pub(super) properties: ContainerProperties,
+}
+
 /// The codes that setting up tells apart; the rest is an error.
 pub(super) enum Setup<T> {
     Done(T),
@@ -104,19 +110,41 @@ impl<'a> Opening<'a> {
     }
 
     async fn check(&self, container: &ContainerClient) -> Result<(), StoreError> {
-        let Setup::Done(response) = self.ride_out(|| Box::pin(container.read(None))).await? else {
-            return Err(self.place.missing());
-        };
-        let properties = response
-            .into_model()
-            .map_err(|e| StoreError::Malformed { detail: format!("the container's properties: {}", describe(&e)) })?;
+        let properties = self.properties(container).await?;
         self.check_partition_key(&properties.partition_key)?;
         self.check_index(&properties)?;
-        self.check_time_to_live(&properties.default_ttl)?;
+        if let Some(remark) = self.check_time_to_live(&properties.default_ttl)? {
+            warn!(container = self.place.container, "{remark}");
+        }
         self.check_write_regions(container).await
     }
 
-    fn check_time_to_live(&self, default: &TimeToLive) -> Result<(), StoreError> {
+    async fn properties(&self, container: &ContainerClient) -> Result<ContainerProperties, StoreError> {
+        let Setup::Done(response) = self.ride_out(|| Box::pin(container.read(None))).await? else {
+            return Err(self.place.missing());
+        };
+        response
+            .into_model()
+            .map_err(|e| StoreError::Malformed { detail: format!("the container's properties: {}", describe(&e)) })
+    }
+
+    /// The container as it is; none is made.
+    pub(super) async fn inspect(&self, client: &CosmosClient) -> Result<Found, StoreError> {
+        let container = self.find(client).await?.ok_or_else(|| self.place.missing())?;
+        let properties = self.properties(&container).await?;
+        Ok(Found { container, properties })
+    }
+
+    pub(super) fn place(&self) -> &Place {
+        &self.place
+    }
+
+    pub(super) fn deadline(&self) -> Deadline {
+        self.deadline
+    }
+
+    /// What is wrong with the time to live, or what it costs.
+    pub(super) fn check_time_to_live(&self, default: &TimeToLive) -> Result<Option<String>, StoreError> {
         let off = update_command(&self.place, "--ttl -1");
         match default {
             TimeToLive::Seconds(seconds) => {
@@ -125,19 +153,15 @@ impl<'a> Opening<'a> {
                 );
                 Err(self.unfit(problem, format!("Run `{off}`")))
             }
-            TimeToLive::Forever => {
-                warn!(
-                    container = self.place.container,
-                    "time to live is off: markers of delivered messages stay until their instance is deleted. \
-                     Turn it on with: {off}"
-                );
-                Ok(())
-            }
-            _ => Ok(()),
+            TimeToLive::Forever => Ok(Some(format!(
+                "time to live is off: markers of delivered messages stay until their instance is deleted. Turn it on \
+                 with: {off}"
+            ))),
+            _ => Ok(None),
         }
     }
 
-    async fn check_write_regions(&self, container: &ContainerClient) -> Result<(), StoreError> {
+    pub(super) async fn check_write_regions(&self, container: &ContainerClient) -> Result<(), StoreError> {
         let Some((one, other)) = write_regions::several(self, container).await? else { return Ok(()) };
         let problem = format!(
             "its account takes writes in several regions ({} and {}), which keeps no two workers apart",
@@ -155,7 +179,7 @@ impl<'a> Opening<'a> {
         StoreError::Unfit { container: self.place.container.clone(), problem, remedy }
     }
 
-    fn check_partition_key(&self, key: &PartitionKeyDefinition) -> Result<(), StoreError> {
+    pub(super) fn check_partition_key(&self, key: &PartitionKeyDefinition) -> Result<(), StoreError> {
         let paths: Vec<&str> = key.paths().iter().map(AsRef::as_ref).collect();
         let problem = if paths != [PARTITION_KEY_PATH] {
             format!("its partition key is {}, but must be {PARTITION_KEY_PATH}", paths.join(", "))
@@ -171,7 +195,7 @@ impl<'a> Opening<'a> {
         Err(self.unfit(problem, remedy))
     }
 
-    fn check_index(&self, properties: &ContainerProperties) -> Result<(), StoreError> {
+    pub(super) fn check_index(&self, properties: &ContainerProperties) -> Result<(), StoreError> {
         let missing = indexing::missing_paths(properties.indexing_policy.as_ref());
         if missing.is_empty() {
             return Ok(());

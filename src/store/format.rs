@@ -12,17 +12,24 @@ use tracing::info;
 pub(super) async fn agree(store: &Store, deadline: Deadline) -> Result<(), StoreError> {
     let ours = FormatDocument::new();
     loop {
-        // Any other region may not have heard of it yet.
-        let freshness = Freshness::LatestCommitted;
-        let found = store.read::<Value>(&ours.instance_id, &ours.id, freshness, deadline).await?;
-        if let Some(found) = found {
-            return check(&store.inner.place, &found.document);
+        if read(store, deadline).await?.is_some() {
+            return Ok(());
         }
         if let WriteOutcome::Done(_) = store.create(&ours.instance_id, &ours.id, &ours, deadline).await? {
             info!(format = FORMAT, "noted the format of the container's documents");
             return Ok(());
         }
     }
+}
+
+/// The format that the container carries, if it does; an error where it is not the one that this version knows.
+pub(super) async fn read(store: &Store, deadline: Deadline) -> Result<Option<u32>, StoreError> {
+    let ours = FormatDocument::new();
+    // Any other region may not have heard of it yet.
+    let freshness = Freshness::LatestCommitted;
+    let found = store.read::<Value>(&ours.instance_id, &ours.id, freshness, deadline).await?;
+    let Some(found) = found else { return Ok(None) };
+    check(&store.inner.place, &found.document).map(|()| Some(FORMAT))
 }
 
 fn check(place: &Place, document: &Value) -> Result<(), StoreError> {

@@ -11,6 +11,7 @@ pub(crate) const INDEXED_PATHS: &[&str] = &[
     "/execution/?",
     "/status/?",
     "/parent/?",
+    "/name/?",
     "/createdAt/?",
     "/sessionId/?",
     "/owner/?",

@@ -11,6 +11,7 @@
 mod accounting;
 pub(crate) mod batch;
 pub(crate) mod bootstrap;
+pub(crate) mod checkup;
 pub(crate) mod connect;
 mod deadline;
 pub(crate) mod error;

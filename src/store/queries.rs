@@ -240,6 +240,16 @@ pub(crate) const INSTANCES_BY_STATUS: QueryText = QueryText {
            ORDER BY c.createdAt DESC",
 };
 
+/// A page of instances, newest first, from a time back; what is empty is not asked for. Index: `type`, `createdAt`, `status`, `name`,
+/// `parent`.
+pub(crate) const INSTANCE_PAGE: QueryText = QueryText {
+    name: "instance_page",
+    text: "SELECT c.instanceId, c.status, c.name, c.version, c.parent, c.execution, c.createdAt, c.updatedAt, c.completedAt, \
+           c.deleting FROM c WHERE c.type = 'instance' AND IS_DEFINED(c.status) \
+           AND c.createdAt <= @until AND c.createdAt >= @from AND (@status = '' OR c.status = @status) \
+           AND (@name = '' OR c.name = @name) AND (@parent = '' OR c.parent = @parent) ORDER BY c.createdAt DESC",
+};
+
 /// Instances with their parent and end, for bulk operations. Index: `type`, `createdAt`.
 pub(crate) const INSTANCES_TO_CLEAN: QueryText = QueryText {
     name: "instances_to_clean",
@@ -282,6 +292,29 @@ pub(crate) const WORK_DEPTH: QueryText = QueryText {
     text: "SELECT TOP 1000 c.lock.until FROM c WHERE c.type = 'work' AND IS_DEFINED(c.due) ORDER BY c.due",
 };
 
+/// So many messages and activities are looked at for a report.
+pub(crate) const MOST_QUEUED: usize = 1_000;
+
+/// Messages in the queue, oldest first, with what a report says of them. Index: `type`, `due`.
+pub(crate) const QUEUED_MESSAGES: QueryText = QueryText {
+    name: "queued_messages",
+    text: "SELECT TOP 1000 c.instanceId, c.due, c.createdAt FROM c WHERE c.type = 'message' AND IS_DEFINED(c.due) \
+           ORDER BY c.due",
+};
+
+/// Activities in the queue, oldest first, with what a report says of them. Index: `type`, `due`.
+pub(crate) const QUEUED_WORK: QueryText = QueryText {
+    name: "queued_work",
+    text: "SELECT TOP 1000 c.instanceId, c.due, c.tag, c.sessionId, c.attempts, c.lock.until FROM c \
+           WHERE c.type = 'work' AND IS_DEFINED(c.due) ORDER BY c.due",
+};
+
+/// Messages that turns owe and that are late, or that can't be delivered: those have no time. Index: `type`, `due`.
+pub(crate) const LATE_INTENTS: QueryText = QueryText {
+    name: "late_intents",
+    text: "SELECT TOP 1000 * FROM c WHERE c.type = 'intent' AND (c.due <= @now OR NOT IS_DEFINED(c.due))",
+};
+
 /// Every query of the provider.
 #[cfg(test)]
 pub(crate) const ALL: &[QueryText] = &[
@@ -312,4 +345,8 @@ pub(crate) const ALL: &[QueryText] = &[
     FINISHED_INSTANCES,
     MESSAGE_DEPTH,
     WORK_DEPTH,
+    INSTANCE_PAGE,
+    QUEUED_MESSAGES,
+    QUEUED_WORK,
+    LATE_INTENTS,
 ];

@@ -46,9 +46,14 @@ pub(crate) async fn claim(
         },
         _ => None,
     };
-    let outcome = take(engine, hint, terms, deadline).await;
+    let mut outcome = take(engine, hint, terms, deadline).await;
     if let Ok(Claimed::Work(work, _)) = outcome {
-        return Ok(Claimed::Work(work, hold));
+        if hold.as_ref().is_none_or(|hold| hold.lasts(engine.now())) {
+            return Ok(Claimed::Work(work, hold));
+        }
+        // It took so long that the session may be another's by now.
+        give_back_later(engine, hint.document.clone(), work.1);
+        outcome = Ok(Claimed::Held(engine.now() + 20));
     }
     if let Some(hold) = hold {
         session::give_back_later(engine, hold);

@@ -30,6 +30,14 @@ pub(crate) struct Hold {
     fresh: bool,
 }
 
+impl Hold {
+    /// Whether at least half of its lock is left.
+    pub(crate) fn lasts(&self, now: Millis) -> bool {
+        let SessionDocument { last_activity, locked_until, .. } = self.document;
+        locked_until.saturating_sub(now) >= locked_until.saturating_sub(last_activity) / 2
+    }
+}
+
 /// Takes a session that nobody else owns.
 pub(crate) async fn take(
     engine: &Arc<Engine>,

@@ -1,0 +1,53 @@
+//! The account: the one that the environment names, or the local one.
+
+use anyhow::{bail, Context};
+use duroxide::Client;
+use duroxide_cosmos::{CosmosDBProvider, CosmosDBProviderConfig, Credential};
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
+    sync::Arc,
+    time::Duration,
+};
+
+/// Where the local account listens.
+const LOCAL: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8081);
+/// The key of every Cosmos DB emulator, which Microsoft has published.
+const EMULATOR_KEY: &str = "C2y6yDjf5/R+ob0N8A7Cgv30VRDJIWEHLM+4QDU5DE2nQ9nDuVTqobD4b8mGGyPMbIZnqyMsEcaGQy67XIw/Jw==";
+
+/// The provider, and duroxide's client on it.
+pub struct Account {
+    pub provider: Arc<CosmosDBProvider>,
+    pub client: Client,
+}
+
+/// What the environment and the command line say. A tool makes no container: a name that is mistyped must not become one.
+pub fn config(database: Option<String>, container: Option<String>) -> anyhow::Result<CosmosDBProviderConfig> {
+    let is_set = |name| std::env::var(name).is_ok_and(|value| !value.trim().is_empty());
+    let mut config = if is_set("COSMOS_ENDPOINT") || is_set("COSMOS_CONNECTION_STRING") {
+        CosmosDBProviderConfig::from_env()?
+    } else {
+        if TcpStream::connect_timeout(&LOCAL, Duration::from_secs(1)).is_err() {
+            bail!(
+                "the environment names no account, and there is none on http://{LOCAL}/\n\
+                 start a local one in another terminal:  cargo run -p duroxide-cosmos-emulator\n\
+                 or name yours:                          export COSMOS_ENDPOINT=https://<account>.documents.azure.com/"
+            );
+        }
+        let key = Credential::account_key(EMULATOR_KEY);
+        CosmosDBProviderConfig::default().with_endpoint(format!("http://{LOCAL}/")).with_credential(key)
+    };
+    if let Some(database) = database {
+        config = config.with_database(database);
+    }
+    if let Some(container) = container {
+        config = config.with_container(container);
+    }
+    Ok(config.with_create_if_missing(false))
+}
+
+pub async fn open(config: CosmosDBProviderConfig) -> anyhow::Result<Account> {
+    let endpoint = config.endpoint().unwrap_or_default().to_owned();
+    let provider = CosmosDBProvider::new_with_config(config).await;
+    let provider = Arc::new(provider.with_context(|| format!("{endpoint} can't be used; `check` tells more"))?);
+    Ok(Account { client: Client::new(provider.clone()), provider })
+}

@@ -1,0 +1,319 @@
+//! What deletes: says what it will do, asks, and does it.
+
+use crate::{
+    account::Account,
+    look::{not_found, Filter, Status},
+    output::{plain, Output},
+    times::{length, now, parse_length},
+    End, Result,
+};
+use anyhow::bail;
+use clap::{ArgGroup, Args};
+use duroxide::PruneOptions;
+use duroxide_cosmos::operate::{InstanceQuery, InstanceSummary};
+use futures::{stream, StreamExt};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+use std::{
+    io::{BufRead, IsTerminal, Write},
+    time::Duration,
+};
+
+/// So many families are deleted at once.
+const AT_ONCE: usize = 8;
+
+/// Whether somebody agrees: by `--yes`, or when asked.
+pub fn agreed(yes: bool, question: &str) -> anyhow::Result<bool> {
+    if yes {
+        return Ok(true);
+    }
+    if !std::io::stdin().is_terminal() {
+        bail!("{question} Nobody is there to be asked: say --yes, or --dry-run to see what would be done");
+    }
+    eprint!("{question} [y/N] ");
+    std::io::stderr().flush()?;
+    let mut answer = String::new();
+    std::io::stdin().lock().read_line(&mut answer)?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+/// How a command that deletes goes about it.
+#[derive(Args)]
+struct Manner {
+    /// Says what would be done, and does nothing
+    #[arg(long, conflicts_with = "yes")]
+    dry_run: bool,
+    /// Does not ask
+    #[arg(long)]
+    yes: bool,
+}
+
+fn bar(count: usize) -> ProgressBar {
+    let style = ProgressStyle::with_template("{bar:40} {pos} of {len}, {eta} left");
+    let bar = ProgressBar::new(count as u64);
+    // The template is the one above; where it were wrong, the bar would be another.
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar
+}
+
+/// What some deletions have come to.
+#[derive(Default)]
+struct Deleted {
+    instances: u64,
+    executions: u64,
+    events: u64,
+    failures: Vec<(String, String)>,
+}
+
+impl Deleted {
+    fn tell(self, output: Output) -> Result {
+        let Self { instances, executions, events, failures } = self;
+        output.object(&json!({
+            "deletedInstances": instances, "deletedExecutions": executions, "deletedEvents": events,
+            "failures": failures.iter().map(|(id, why)| json!({ "id": id, "error": why })).collect::<Vec<_>>(),
+        }));
+        output.line(format!("deleted {instances} instances with {executions} executions and {events} events"));
+        for (id, why) in &failures {
+            eprintln!("{} is left: {}", plain(id), plain(why));
+        }
+        Ok(if failures.is_empty() { End::Done } else { End::Wrong })
+    }
+}
+
+/// Deletes families by their roots.
+async fn delete_all(account: &Account, roots: &[String], force: bool) -> Deleted {
+    let bar = bar(roots.len());
+    let client = &account.client;
+    let mut deleting = stream::iter(roots)
+        .map(|root| async move { (root, client.delete_instance(root, force).await) })
+        .buffer_unordered(AT_ONCE);
+    let mut deleted = Deleted::default();
+    while let Some((root, outcome)) = deleting.next().await {
+        bar.inc(1);
+        match outcome {
+            Ok(result) => {
+                deleted.instances += result.instances_deleted;
+                deleted.executions += result.executions_deleted;
+                deleted.events += result.events_deleted;
+            }
+            Err(error) => deleted.failures.push((root.clone(), error.to_string())),
+        }
+    }
+    bar.finish_and_clear();
+    deleted
+}
+
+#[derive(Args)]
+pub struct Delete {
+    /// The instances: roots, each with all that descends from it
+    #[arg(required = true)]
+    ids: Vec<String>,
+    /// Also those that run
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    manner: Manner,
+}
+
+impl Delete {
+    pub async fn run(self, account: &Account, output: Output) -> Result {
+        let mut rows = Vec::new();
+        for id in &self.ids {
+            let Some(root) = account.provider.instance(id).await? else { return Ok(not_found(id)) };
+            if let Some(parent) = &root.parent {
+                bail!("{id:?} is a child of {parent:?}: a family goes as a whole, from its root");
+            }
+            for member in account.client.get_instance_tree(id).await?.all_ids {
+                let Some(member) = account.provider.instance(&member).await? else { continue };
+                if member.status == "Running" && !self.force {
+                    bail!("{:?} still runs: cancel it, or delete it all the same with --force", member.id);
+                }
+                rows.push(member);
+            }
+        }
+        tell(&rows, output);
+        if self.manner.dry_run {
+            output.line(format!("\ndry run: {} instances would be deleted", rows.len()));
+            return Ok(End::Done);
+        }
+        if !agreed(self.manner.yes, &format!("Delete these {} instances for good?", rows.len()))? {
+            return Ok(End::Declined);
+        }
+        delete_all(account, &self.ids, self.force).await.tell(output)
+    }
+}
+
+/// What would go.
+fn tell(instances: &[InstanceSummary], output: Output) {
+    /// More than anybody reads.
+    const MOST: usize = 50;
+    instances.iter().for_each(|instance| output.object(instance));
+    let row = |instance: &InstanceSummary| vec![instance.status.clone(), instance.name.clone(), instance.id.clone()];
+    output.table(&["STATUS", "ORCHESTRATION", "INSTANCE"], instances.iter().take(MOST).map(row));
+    if instances.len() > MOST {
+        output.line(format!("… and {} more", instances.len() - MOST));
+    }
+}
+
+#[derive(Args)]
+#[command(group = ArgGroup::new("which").required(true).args(["id", "all"]))]
+#[command(group = ArgGroup::new("what").required(true).multiple(true).args(["keep_last", "ended_before"]))]
+pub struct Prune {
+    /// The instance
+    id: Option<String>,
+    /// Every instance with more than one execution that the filters take
+    #[arg(long)]
+    all: bool,
+    #[command(flatten)]
+    filter: Filter,
+    /// Keeps so many executions, the current one included
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    keep_last: Option<u32>,
+    /// Deletes those that ended so long ago, as 12h or 30d; the current one stays
+    #[arg(long, value_name = "AGE", value_parser = parse_length)]
+    ended_before: Option<Duration>,
+    #[command(flatten)]
+    manner: Manner,
+}
+
+impl Prune {
+    pub async fn run(self, account: &Account, output: Output) -> Result {
+        let instances = match &self.id {
+            Some(id) => match account.provider.instance(id).await? {
+                Some(instance) => vec![instance],
+                None => return Ok(not_found(id)),
+            },
+            None => all(account, &self.filter.query(), |instance| instance.execution > 1).await?,
+        };
+        let mut options = PruneOptions { keep_last: self.keep_last, ..PruneOptions::default() };
+        options.completed_before = self.ended_before.map(back);
+        if self.manner.dry_run {
+            for instance in &instances {
+                let going = self.going(account, &instance.id).await?;
+                output.object(&json!({ "id": instance.id, "executions": going }));
+                output.line(format!("{}: {} executions would be deleted", plain(&instance.id), going.len()));
+            }
+            return Ok(End::Done);
+        }
+        let question = format!("Delete old executions of {} instances for good?", instances.len());
+        if !agreed(self.manner.yes, &question)? {
+            return Ok(End::Declined);
+        }
+        let (bar, mut deleted) = (bar(instances.len()), Deleted::default());
+        for instance in &instances {
+            match account.client.prune_executions(&instance.id, options.clone()).await {
+                Ok(pruned) => {
+                    deleted.executions += pruned.executions_deleted;
+                    deleted.events += pruned.events_deleted;
+                }
+                Err(error) => deleted.failures.push((instance.id.clone(), error.to_string())),
+            }
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
+        deleted.tell(output)
+    }
+
+    /// The executions that would go.
+    async fn going(&self, account: &Account, id: &str) -> anyhow::Result<Vec<u64>> {
+        let mut executions = account.client.list_executions(id).await?;
+        executions.sort_unstable();
+        let current = executions.pop();
+        let keep = self.keep_last.map_or(0, |keep| keep.saturating_sub(1) as usize);
+        executions.truncate(executions.len().saturating_sub(keep));
+        let Some(age) = self.ended_before else { return Ok(executions) };
+        let (mut going, before) = (Vec::new(), back(age));
+        for execution in executions.into_iter().filter(|execution| Some(*execution) != current) {
+            let info = account.client.get_execution_info(id, execution).await?;
+            if info.completed_at.is_some_and(|end| end < before) {
+                going.push(execution);
+            }
+        }
+        Ok(going)
+    }
+}
+
+fn back(age: Duration) -> u64 {
+    now().saturating_sub(u64::try_from(age.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// Every instance that a query and a test take.
+async fn all(
+    account: &Account,
+    query: &InstanceQuery,
+    such: impl Fn(&InstanceSummary) -> bool,
+) -> anyhow::Result<Vec<InstanceSummary>> {
+    let (mut found, mut cursor) = (Vec::new(), None);
+    loop {
+        let page = account.provider.instances(query, cursor.as_deref(), 1_000).await?;
+        found.extend(page.instances.into_iter().filter(&such));
+        cursor = page.cursor;
+        if cursor.is_none() {
+            return Ok(found);
+        }
+    }
+}
+
+#[derive(Args)]
+pub struct Purge {
+    /// Ended so long ago, as 12h or 30d
+    #[arg(long, value_name = "AGE", value_parser = parse_length)]
+    ended_before: Duration,
+    /// Only those with this status
+    #[arg(long, value_enum, ignore_case = true)]
+    status: Option<Ended>,
+    /// Only those of this orchestration
+    #[arg(long, value_name = "ORCHESTRATION")]
+    name: Option<String>,
+    /// How many families at most
+    #[arg(long)]
+    limit: Option<usize>,
+    #[command(flatten)]
+    manner: Manner,
+}
+
+/// How an instance can have ended.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub enum Ended {
+    Completed,
+    Failed,
+}
+
+impl Purge {
+    pub async fn run(self, account: &Account, output: Output) -> Result {
+        let before = back(self.ended_before);
+        let statuses = match self.status {
+            Some(Ended::Completed) => vec![Status::Completed],
+            Some(Ended::Failed) => vec![Status::Failed],
+            None => vec![Status::Completed, Status::Failed],
+        };
+        let mut roots = Vec::new();
+        for status in statuses {
+            let mut query = InstanceQuery::default();
+            (query.status, query.name) = (Some(status.as_str().to_owned()), self.name.clone());
+            // What has ended by then was created before.
+            query.created_before = Some(before);
+            let is_old = |i: &InstanceSummary| i.parent.is_none() && i.completed_at.is_some_and(|end| end < before);
+            roots.extend(all(account, &query, is_old).await?);
+        }
+        roots.sort_by_key(|instance| instance.completed_at);
+        roots.truncate(self.limit.unwrap_or(usize::MAX));
+        tell(&roots, output);
+        if roots.is_empty() {
+            output.line("nothing has ended so long ago");
+            return Ok(End::Done);
+        }
+        let (count, age) = (roots.len(), length(u64::try_from(self.ended_before.as_millis()).unwrap_or(u64::MAX)));
+        if self.manner.dry_run {
+            output.line(format!("\ndry run: {count} instances that ended {age} ago or earlier would be deleted"));
+            return Ok(End::Done);
+        }
+        let question =
+            format!("Delete {count} instances that ended {age} ago or earlier, with their children, for good?");
+        if !agreed(self.manner.yes, &question)? {
+            return Ok(End::Declined);
+        }
+        let roots: Vec<String> = roots.into_iter().map(|instance| instance.id).collect();
+        delete_all(account, &roots, false).await.tell(output)
+    }
+}

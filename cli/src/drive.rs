@@ -1,0 +1,164 @@
+//! What makes instances go: starts, events, messages, cancellations, and waiting for the end.
+
+use crate::{account::Account, look::not_found, output::Output, times::parse_length, End, Result};
+use anyhow::ensure;
+use clap::Args;
+use duroxide::{ClientError, OrchestrationStatus};
+use serde_json::json;
+use std::time::Duration;
+
+#[derive(Args)]
+pub struct Start {
+    /// The orchestration's name
+    orchestration: String,
+    /// Its input, as it is: workers that were written with typed functions want JSON
+    #[arg(default_value = "")]
+    input: String,
+    /// The instance's id; otherwise a new one
+    #[arg(long, value_name = "ID")]
+    instance: Option<String>,
+    /// The orchestration's version; otherwise the one that its policy says
+    #[arg(long)]
+    version: Option<String>,
+    /// Waits for its end
+    #[arg(long)]
+    wait: bool,
+    /// For how long
+    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = parse_length, requires = "wait")]
+    timeout: Duration,
+}
+
+impl Start {
+    pub async fn run(self, account: &Account, output: Output) -> Result {
+        let fresh =
+            || format!("{}-{}", self.orchestration.to_lowercase(), &uuid::Uuid::new_v4().simple().to_string()[..8]);
+        let id = self.instance.clone().unwrap_or_else(fresh);
+        // Of several starts with one id the first wins, and the others are ignored without a word.
+        let status = account.client.get_orchestration_status(&id).await?;
+        ensure!(status == OrchestrationStatus::NotFound, "{id:?} is there already: choose another id with --instance");
+        match self.version {
+            Some(version) => {
+                account.client.start_orchestration_versioned(&id, &self.orchestration, version, self.input).await?;
+            }
+            None => account.client.start_orchestration(&id, &self.orchestration, self.input).await?,
+        }
+        output.object(&json!({ "started": id, "name": self.orchestration }));
+        output.line(format!("started {id}"));
+        match self.wait {
+            true => wait(account, &id, self.timeout, output).await,
+            false => Ok(End::Done),
+        }
+    }
+}
+
+#[derive(Args)]
+pub struct Wait {
+    /// The instance
+    id: String,
+    /// For how long, as 90s, 15m, 2h
+    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = parse_length)]
+    timeout: Duration,
+}
+
+impl Wait {
+    pub async fn run(self, account: &Account, output: Output) -> Result {
+        wait(account, &self.id, self.timeout, output).await
+    }
+}
+
+async fn wait(account: &Account, id: &str, timeout: Duration, output: Output) -> Result {
+    match account.client.wait_for_orchestration(id, timeout).await {
+        Ok(OrchestrationStatus::Completed { output: result, .. }) => {
+            output.object(&json!({ "id": id, "status": "Completed", "output": result }));
+            output.line(result);
+            Ok(End::Done)
+        }
+        Ok(OrchestrationStatus::Failed { details, .. }) => {
+            let why = details.display_message();
+            output.object(&json!({ "id": id, "status": "Failed", "error": why }));
+            Ok(End::Failed(format!("{id:?} failed: {why}")))
+        }
+        Ok(other) => Ok(End::TimeUp(format!("{id:?} is {other:?}"))),
+        Err(ClientError::Timeout) => match account.client.get_orchestration_status(id).await? {
+            OrchestrationStatus::NotFound => Ok(not_found(id)),
+            _ => Ok(End::TimeUp(format!("{id:?} still runs after {timeout:?}"))),
+        },
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The end of a command for an instance that does not run; none where it does.
+async fn not_running(account: &Account, id: &str) -> anyhow::Result<Option<End>> {
+    Ok(match account.client.get_orchestration_status(id).await? {
+        OrchestrationStatus::Running { .. } => None,
+        OrchestrationStatus::NotFound => Some(not_found(id)),
+        _ => Some(End::NotFound(format!("{id:?} has ended already"))),
+    })
+}
+
+#[derive(Args)]
+pub struct Raise {
+    /// The instance
+    id: String,
+    /// The event's name
+    event: String,
+    /// What it says
+    #[arg(default_value = "")]
+    data: String,
+}
+
+impl Raise {
+    pub async fn run(self, account: &Account, output: Output) -> Result {
+        if let Some(end) = not_running(account, &self.id).await? {
+            return Ok(end);
+        }
+        account.client.raise_event(&self.id, &self.event, self.data).await?;
+        output.object(&json!({ "raised": self.event, "id": self.id }));
+        output.line(format!("raised {} for {}", self.event, self.id));
+        Ok(End::Done)
+    }
+}
+
+#[derive(Args)]
+pub struct Enqueue {
+    /// The instance
+    id: String,
+    /// The queue's name
+    queue: String,
+    /// The message
+    #[arg(default_value = "")]
+    data: String,
+}
+
+impl Enqueue {
+    pub async fn run(self, account: &Account, output: Output) -> Result {
+        if let Some(end) = not_running(account, &self.id).await? {
+            return Ok(end);
+        }
+        account.client.enqueue_event(&self.id, &self.queue, self.data).await?;
+        output.object(&json!({ "enqueued": self.queue, "id": self.id }));
+        output.line(format!("put into {} of {}", self.queue, self.id));
+        Ok(End::Done)
+    }
+}
+
+#[derive(Args)]
+pub struct Cancel {
+    /// The instance
+    id: String,
+    /// Why
+    #[arg(long, default_value = "cancelled by an operator")]
+    reason: String,
+}
+
+impl Cancel {
+    pub async fn run(self, account: &Account, output: Output) -> Result {
+        if let Some(end) = not_running(account, &self.id).await? {
+            return Ok(end);
+        }
+        account.client.cancel_instance(&self.id, self.reason).await?;
+        output.object(&json!({ "cancelled": self.id }));
+        output.line(format!("asked {} to stop; `wait` tells when it has", self.id));
+        Ok(End::Done)
+    }
+}

@@ -1,0 +1,137 @@
+//! A history as what happened: things that began and ended, in the order in which they began.
+
+use duroxide::{Event, EventKind};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// One thing that happened.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Entry {
+    /// The event with which it began.
+    pub event: u64,
+    /// `activity`, `timer`, `child`, `event`, `orchestration` …
+    pub what: &'static str,
+    pub name: String,
+    /// When it began, in milliseconds since 1970.
+    pub at: u64,
+    /// When it ended, if it has.
+    pub ended: Option<u64>,
+    /// `done`, `failed`, `cancelled`, `waits` or, for what has no end, nothing.
+    pub state: &'static str,
+    pub input: Option<String>,
+    pub output: Option<String>,
+}
+
+/// The things that a history tells of.
+pub fn entries(events: &[Event]) -> Vec<Entry> {
+    let mut entries: BTreeMap<u64, Entry> = BTreeMap::new();
+    for event in events {
+        if let Some((state, output)) = end(&event.kind) {
+            if let Some(begun) = event.source_event_id.and_then(|source| entries.get_mut(&source)) {
+                (begun.ended, begun.state, begun.output) = (Some(event.timestamp_ms), state, output);
+                continue;
+            }
+        }
+        entries.insert(event.event_id, begin(event));
+    }
+    entries.into_values().collect()
+}
+
+/// How something ended, where an event tells of that.
+fn end(kind: &EventKind) -> Option<(&'static str, Option<String>)> {
+    Some(match kind {
+        EventKind::ActivityCompleted { result } | EventKind::SubOrchestrationCompleted { result } => {
+            ("done", Some(result.clone()))
+        }
+        EventKind::ActivityFailed { details } | EventKind::SubOrchestrationFailed { details } => {
+            ("failed", Some(details.display_message()))
+        }
+        EventKind::TimerFired { .. } => ("done", None),
+        EventKind::ExternalEvent { data, .. } | EventKind::QueueEventDelivered { data, .. } => {
+            ("done", Some(data.clone()))
+        }
+        EventKind::ActivityCancelRequested { reason }
+        | EventKind::SubOrchestrationCancelRequested { reason }
+        | EventKind::ExternalSubscribedCancelled { reason } => ("cancelled", Some(reason.clone())),
+        _ => return None,
+    })
+}
+
+fn begin(event: &Event) -> Entry {
+    let entry = |what: &'static str, name: &str, state: &'static str, input: Option<&String>| Entry {
+        event: event.event_id,
+        what,
+        name: name.to_owned(),
+        at: event.timestamp_ms,
+        ended: None,
+        state,
+        input: input.cloned(),
+        output: None,
+    };
+    match &event.kind {
+        EventKind::OrchestrationStarted { name, input, .. } => entry("started", name, "", Some(input)),
+        EventKind::OrchestrationCompleted { output } => {
+            Entry { output: Some(output.clone()), ..entry("completed", "", "", None) }
+        }
+        EventKind::OrchestrationFailed { details } => {
+            Entry { output: Some(details.display_message()), ..entry("failed", "", "", None) }
+        }
+        EventKind::OrchestrationContinuedAsNew { input } => entry("continued", "", "", Some(input)),
+        EventKind::OrchestrationCancelRequested { reason } => entry("asked to stop", reason, "", None),
+        EventKind::OrchestrationChained { name, input, .. } => entry("chained", name, "", Some(input)),
+        EventKind::ActivityScheduled { name, input, .. } => entry("activity", name, "waits", Some(input)),
+        EventKind::SubOrchestrationScheduled { name, input, .. } => entry("child", name, "waits", Some(input)),
+        EventKind::TimerCreated { fire_at_ms } => entry("timer", &crate::times::moment(*fire_at_ms), "waits", None),
+        EventKind::ExternalSubscribed { name } | EventKind::QueueSubscribed { name } => {
+            entry("event", name, "waits", None)
+        }
+        EventKind::CustomStatusUpdated { status } => entry("status", status.as_deref().unwrap_or(""), "", None),
+        EventKind::KeyValueSet { key, value, .. } => entry("value", key, "", Some(value)),
+        EventKind::KeyValueCleared { key } => entry("value cleared", key, "", None),
+        EventKind::KeyValuesCleared => entry("values cleared", "", "", None),
+        // What comes without a beginning, or with a version of duroxide that this one does not know.
+        other => entry("other", &format!("{other:?}").chars().take(60).collect::<String>(), "", None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(id: u64, source: Option<u64>, at: u64, kind: EventKind) -> Event {
+        let mut event = Event::with_event_id(id, "i", 1, source, kind);
+        event.timestamp_ms = at;
+        event
+    }
+
+    fn activity(name: &str) -> EventKind {
+        EventKind::ActivityScheduled { name: name.to_owned(), input: "in".to_owned(), session_id: None, tag: None }
+    }
+
+    #[test]
+    fn what_has_begun_and_ended_is_one_thing() {
+        let history = [
+            event(2, None, 100, activity("A")),
+            event(3, None, 110, activity("B")),
+            event(4, Some(2), 150, EventKind::ActivityCompleted { result: "out".to_owned() }),
+            event(5, None, 160, EventKind::OrchestrationCompleted { output: "end".to_owned() }),
+        ];
+        let told: Vec<_> =
+            entries(&history).into_iter().map(|e| (e.what, e.name, e.at, e.ended, e.state, e.output)).collect();
+        assert_eq!(
+            told,
+            [
+                ("activity", "A".to_owned(), 100, Some(150), "done", Some("out".to_owned())),
+                ("activity", "B".to_owned(), 110, None, "waits", None),
+                ("completed", String::new(), 160, None, "", Some("end".to_owned())),
+            ]
+        );
+    }
+
+    #[test]
+    fn an_end_without_a_beginning_is_told_all_the_same() {
+        let history = [event(4, Some(2), 150, EventKind::ActivityCompleted { result: "out".to_owned() })];
+        assert_eq!(entries(&history).len(), 1);
+    }
+}

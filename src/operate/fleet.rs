@@ -1,0 +1,73 @@
+//! Who is there.
+
+use crate::{
+    engine::Engine,
+    model::{MemberDocument, SlotRange, Stand, Tags, Versions},
+    store::{queries, Lenient, StoreError},
+};
+use serde::Serialize;
+use std::sync::Arc;
+
+/// A process that looks for work.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[non_exhaustive]
+pub struct Member {
+    /// Its name: a new one for each process.
+    pub name: String,
+    /// When the service last heard of it, in milliseconds since 1970, by the service's clock.
+    pub last_heard: u64,
+    /// What it takes of the turns, while a dispatcher there waits for one.
+    pub turns: Option<TurnStand>,
+    /// What it takes of the activities, while a worker there waits for one.
+    pub activities: Option<ActivityStand>,
+    /// As whom its workers own sessions.
+    pub session_owners: Vec<String>,
+}
+
+/// What a member takes of the turns.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[non_exhaustive]
+pub struct TurnStand {
+    /// The slots that it looks after.
+    pub slots: SlotRange,
+    /// The versions of duroxide that it runs, from and to; none where it runs all.
+    pub versions: Option<(String, String)>,
+}
+
+/// What a member takes of the activities.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[non_exhaustive]
+pub struct ActivityStand {
+    /// The slots that it looks after.
+    pub slots: SlotRange,
+    /// All of them, whatever their tag.
+    pub any: bool,
+    /// Those without a tag.
+    pub untagged: bool,
+    /// Those with one of these tags.
+    pub tags: Vec<String>,
+}
+
+pub(super) async fn members(engine: &Arc<Engine>) -> Result<Vec<Member>, StoreError> {
+    let statement = queries::MEMBERS.statement();
+    let found: Vec<Lenient<MemberDocument>> =
+        engine.store.query_partition(&MemberDocument::partition(), statement, engine.deadline()).await?;
+    let mut members: Vec<Member> = found.into_iter().filter_map(|Lenient(read)| read).map(Member::of).collect();
+    members.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(members)
+}
+
+impl Member {
+    fn of(document: MemberDocument) -> Self {
+        let MemberDocument { member: name, turns, work, owners, renewed, .. } = document;
+        let turns = turns.map(|Stand { need: Versions(versions), slots }| TurnStand { slots, versions });
+        let activities = work.map(|Stand { need: Tags { any, untagged, tags }, slots }| {
+            let tags = tags.into_iter().collect();
+            ActivityStand { slots, any, untagged, tags }
+        });
+        Self { name, last_heard: renewed * 1_000, turns, activities, session_owners: owners }
+    }
+}

@@ -1,0 +1,101 @@
+//! Messages that were not delivered.
+
+use crate::{
+    engine::Engine,
+    model::{DocumentId, IntentDocument, Millis, Partition},
+    outbox,
+    store::{queries, Freshness, Lenient, StoreError, WriteOutcome},
+};
+use serde::Serialize;
+use std::sync::Arc;
+
+/// A message that a turn owes to another instance.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[non_exhaustive]
+pub struct Intent {
+    /// The instance whose turn owes it.
+    pub instance: String,
+    /// Its id, within that instance.
+    pub id: String,
+    /// The instance that it is for.
+    pub target: String,
+    /// What it is: `SubOrchCompleted`, `StartOrchestration` …
+    pub message: String,
+    /// When the turn was committed, in milliseconds since 1970.
+    pub created_at: u64,
+    /// How often it could not be delivered for a passing reason.
+    pub attempts: u32,
+    /// Whether it will be tried again.
+    #[serde(flatten)]
+    pub state: IntentState,
+}
+
+/// What becomes of a message that was not delivered.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "state", rename_all = "camelCase")]
+#[non_exhaustive]
+pub enum IntentState {
+    /// Its time has come, and whoever looks next delivers it.
+    Late,
+    /// It can't be delivered, and nobody tries.
+    Poisoned {
+        /// Why not.
+        reason: String,
+    },
+}
+
+pub(super) async fn late(engine: &Arc<Engine>) -> Result<Vec<Intent>, StoreError> {
+    let statement = queries::LATE_INTENTS.statement().bind("@now", engine.now());
+    let found: Vec<Lenient<IntentDocument>> = engine.store.query_container(statement, engine.deadline()).await?;
+    let mut intents: Vec<Intent> = found.into_iter().filter_map(|Lenient(read)| read).map(Intent::of).collect();
+    intents.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
+    Ok(intents)
+}
+
+impl Intent {
+    fn of(document: IntentDocument) -> Self {
+        let named = |partition: &Partition| partition.instance_id().unwrap_or_default().to_owned();
+        let item = document.document.get("item").and_then(serde_json::Value::as_str).unwrap_or_default();
+        let item = serde_json::from_str::<serde_json::Value>(item).unwrap_or_default();
+        let message = item.as_object().and_then(|item| item.keys().next().cloned());
+        Self {
+            instance: named(&document.instance_id),
+            id: document.id.to_string(),
+            target: named(&document.target),
+            message: message.unwrap_or_else(|| "a message that can't be read".to_owned()),
+            created_at: document.created_at,
+            attempts: document.attempts,
+            state: document.poisoned.map_or(IntentState::Late, |reason| IntentState::Poisoned { reason }),
+        }
+    }
+}
+
+/// Where an intent is. What can't be is nowhere.
+fn place(instance: &str, intent: &str) -> Option<(Partition, DocumentId)> {
+    let id = DocumentId::try_from(intent.to_owned()).ok().filter(|id| id.as_str().starts_with("i:"))?;
+    Some((Partition::instance(instance).ok()?, id))
+}
+
+pub(super) async fn retry(engine: &Arc<Engine>, instance: &str, intent: &str) -> Result<bool, StoreError> {
+    let Some((partition, id)) = place(instance, intent) else { return Ok(false) };
+    let deadline = engine.deadline();
+    loop {
+        let found = engine.store.read::<IntentDocument>(&partition, &id, Freshness::LatestCommitted, deadline).await?;
+        let Some(found) = found else { return Ok(false) };
+        let mut next = found.document;
+        let now: Millis = engine.now();
+        (next.due, next.poisoned, next.attempts) = (Some(now), None, 0);
+        let written = engine.store.replace(&partition, &id, &next, Some(&found.etag), deadline).await?;
+        if let WriteOutcome::Done(_) = written {
+            outbox::reconcile_soon(engine, None);
+            return Ok(true);
+        }
+    }
+}
+
+pub(super) async fn discard(engine: &Arc<Engine>, instance: &str, intent: &str) -> Result<bool, StoreError> {
+    let Some((partition, id)) = place(instance, intent) else { return Ok(false) };
+    let deleted = engine.store.delete(&partition, &id, None, engine.deadline()).await?;
+    Ok(matches!(deleted, WriteOutcome::Done(_)))
+}

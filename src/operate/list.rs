@@ -1,0 +1,227 @@
+//! Pages of instances, newest first.
+//!
+//! A cursor is a place in time, with the instances of that millisecond that were shown already: instances come and go between two pages, and
+//! none is shown twice or left out because of that.
+
+use crate::{
+    admin::deleted_among,
+    engine::Engine,
+    model::{Deleting, InstanceDocument, Millis, Partition},
+    store::{queries, StoreError},
+    turn::release::read_latest,
+};
+use serde::{Deserialize, Serialize};
+use std::{num::NonZeroU32, sync::Arc};
+
+/// So many instances are looked at for one page.
+const MOST_LOOKED_AT: usize = 1_000;
+/// The largest page.
+const MOST_SHOWN: usize = 1_000;
+
+/// Which instances are wanted; the default is all of them.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct InstanceQuery {
+    /// With this status: `Running`, `Completed`, `Failed` or `ContinuedAsNew`.
+    pub status: Option<String>,
+    /// Of this orchestration.
+    pub name: Option<String>,
+    /// The children of this instance.
+    pub parent: Option<String>,
+    /// With this text in their id, whatever its case.
+    pub text: Option<String>,
+    /// Created at this time or later, in milliseconds since 1970.
+    pub created_after: Option<u64>,
+    /// Created before this time.
+    pub created_before: Option<u64>,
+}
+
+/// Some instances, and where the next ones begin.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct InstancePage {
+    /// Newest first.
+    pub instances: Vec<InstanceSummary>,
+    /// What the call for the next page is given; none where this was the last.
+    pub cursor: Option<String>,
+}
+
+/// What a list says of an instance.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[non_exhaustive]
+pub struct InstanceSummary {
+    /// Its id.
+    pub id: String,
+    /// Its orchestration.
+    pub name: String,
+    /// The orchestration's version.
+    pub version: String,
+    /// `Running`, `Completed`, `Failed` or `ContinuedAsNew`.
+    pub status: String,
+    /// Who started it, if another instance did.
+    pub parent: Option<String>,
+    /// The current execution.
+    pub execution: u64,
+    /// When its first turn was committed, in milliseconds since 1970.
+    pub created_at: u64,
+    /// When its last turn was.
+    pub updated_at: u64,
+    /// When its current execution ended.
+    pub completed_at: Option<u64>,
+}
+
+/// A row of the query.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Row {
+    instance_id: Partition,
+    status: String,
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    version: String,
+    #[serde(default)]
+    parent: Option<String>,
+    execution: u64,
+    #[serde(default)]
+    created_at: Millis,
+    #[serde(default)]
+    updated_at: Millis,
+    #[serde(default)]
+    completed_at: Option<Millis>,
+    #[serde(default)]
+    deleting: Option<Deleting>,
+}
+
+/// Where a page has ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Cursor {
+    /// The time of its last instance.
+    at: Millis,
+    /// Those of that time that were looked at.
+    seen: Vec<Partition>,
+}
+
+impl Cursor {
+    fn read(text: &str) -> Result<Self, StoreError> {
+        let bytes = azure_core::base64::decode_url_safe(text).ok();
+        let cursor = bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        cursor.ok_or_else(|| StoreError::Malformed {
+            detail: format!("{text:?} is not a cursor: give the one that the page before has returned"),
+        })
+    }
+
+    fn write(&self) -> String {
+        // Numbers and strings always serialise.
+        azure_core::base64::encode_url_safe(serde_json::to_vec(self).unwrap_or_default())
+    }
+
+    fn pass(&mut self, row: &Row) {
+        if row.created_at != self.at {
+            *self = Self { at: row.created_at, seen: Vec::new() };
+        }
+        self.seen.push(row.instance_id.clone());
+    }
+}
+
+/// The page that begins at a cursor.
+pub(super) async fn page(
+    engine: &Arc<Engine>,
+    query: &InstanceQuery,
+    cursor: Option<&str>,
+    limit: usize,
+) -> Result<InstancePage, StoreError> {
+    let limit = limit.clamp(1, MOST_SHOWN);
+    let mut cursor = cursor.map(Cursor::read).transpose()?;
+    let latest = query.created_before.map_or(Millis::MAX >> 11, |before| before.saturating_sub(1));
+    let until = cursor.as_ref().map_or(latest, |cursor| cursor.at.min(latest));
+    let statement = queries::INSTANCE_PAGE
+        .statement()
+        .bind("@until", until)
+        .bind("@from", query.created_after.unwrap_or(0))
+        .bind("@status", query.status.as_deref().unwrap_or_default())
+        .bind("@name", query.name.as_deref().unwrap_or_default())
+        .bind("@parent", query.parent.as_deref().unwrap_or_default());
+    let page_size = NonZeroU32::new(u32::try_from(limit + 1).unwrap_or(u32::MAX)).unwrap_or(NonZeroU32::MIN);
+    let mut pages = engine.store.container_pages::<Row>(statement.in_pages_of(page_size), engine.deadline())?;
+    let text = query.text.as_deref().map(str::to_lowercase);
+    let (mut found, mut looked_at, mut more) = (Vec::new(), 0, false);
+    'pages: while let Some(rows) = pages.next().await? {
+        for row in rows {
+            if cursor.as_ref().is_some_and(|c| c.at == row.created_at && c.seen.contains(&row.instance_id)) {
+                continue;
+            }
+            if found.len() == limit || looked_at == MOST_LOOKED_AT {
+                more = true;
+                break 'pages;
+            }
+            looked_at += 1;
+            cursor.get_or_insert_default().pass(&row);
+            let id = row.instance_id.instance_id().unwrap_or_default().to_lowercase();
+            if text.as_ref().is_none_or(|text| id.contains(text.as_str())) {
+                found.push(row);
+            }
+        }
+    }
+    let marked = found.iter().filter_map(|row: &Row| Some((row.instance_id.clone(), row.deleting.clone()?))).collect();
+    let deleted = deleted_among(engine, marked, engine.deadline()).await?;
+    let instances = found.into_iter().filter(|row| !deleted.contains(&row.instance_id)).map(Row::summary).collect();
+    Ok(InstancePage { instances, cursor: cursor.filter(|_| more).map(|cursor| cursor.write()) })
+}
+
+/// One instance, as a page would have it.
+pub(super) async fn one(engine: &Arc<Engine>, id: &str) -> Result<Option<InstanceSummary>, StoreError> {
+    let Ok(partition) = Partition::instance(id) else { return Ok(None) };
+    let found = read_latest(engine, &partition, engine.deadline()).await?.map(|found| found.document);
+    let Some(document) = found.filter(InstanceDocument::exists) else { return Ok(None) };
+    let marked = document.deleting.iter().map(|mark| (partition.clone(), mark.clone())).collect();
+    let deleted = deleted_among(engine, marked, engine.deadline()).await?;
+    Ok(deleted.is_empty().then(|| Row::of(document).summary()))
+}
+
+impl Row {
+    fn of(document: InstanceDocument) -> Self {
+        Self {
+            instance_id: document.instance_id,
+            status: document.status.unwrap_or_default(),
+            name: document.name,
+            version: document.version,
+            parent: document.parent,
+            execution: document.execution,
+            created_at: document.created_at,
+            updated_at: document.updated_at,
+            completed_at: document.completed_at,
+            deleting: document.deleting,
+        }
+    }
+
+    fn summary(self) -> InstanceSummary {
+        InstanceSummary {
+            id: self.instance_id.instance_id().unwrap_or_default().to_owned(),
+            name: self.name,
+            version: self.version,
+            status: self.status,
+            parent: self.parent,
+            execution: self.execution,
+            created_at: self.created_at,
+            updated_at: self.updated_at,
+            completed_at: self.completed_at,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cursor_comes_back_as_it_was_and_anything_else_is_refused() {
+        let cursor = Cursor { at: 17, seen: vec![Partition::instance("a/b?").unwrap()] };
+        assert_eq!(Cursor::read(&cursor.write()).unwrap(), cursor);
+        for text in ["", "17", "e30"] {
+            let error = Cursor::read(text).unwrap_err().to_string();
+            assert!(error.contains("is not a cursor"), "{error}");
+        }
+    }
+}

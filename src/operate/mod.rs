@@ -1,0 +1,90 @@
+//! What those who run it ask for: pages of instances, what waits in the queues and for how long, who is there, whether an account
+//! fits.
+//!
+//! duroxide's `Client` answers for one instance at a time, or for all of them at once. The calls here are for people and tools that look at a
+//! container with many: each is one query, or a few reads, whatever the container holds, and changes nothing unless it says so.
+//!
+//! ```no_run
+//! # async fn list(provider: duroxide_cosmos::CosmosDBProvider) -> Result<(), duroxide_cosmos::StoreError> {
+//! use duroxide_cosmos::operate::InstanceQuery;
+//!
+//! let mut failed = InstanceQuery::default();
+//! failed.status = Some("Failed".to_owned());
+//! let page = provider.instances(&failed, None, 20).await?;
+//! for instance in &page.instances {
+//!     println!("{} {}", instance.id, instance.name);
+//! }
+//! // The next page, if there is one.
+//! let next = provider.instances(&failed, page.cursor.as_deref(), 20).await?;
+//! # let _ = next;
+//! # Ok(())
+//! # }
+//! ```
+
+mod check;
+mod fleet;
+mod intents;
+mod list;
+mod queues;
+
+use crate::{CosmosDBProvider, CosmosDBProviderConfig, StoreError};
+
+pub use check::{Check, Verdict};
+pub use fleet::{ActivityStand, Member, TurnStand};
+pub use intents::{Intent, IntentState};
+pub use list::{InstancePage, InstanceQuery, InstanceSummary};
+pub use queues::{ActivityQueue, QueueReport, TurnQueue};
+
+impl CosmosDBProvider {
+    /// A page of instances, newest first: at most `limit` of those that `query` asks for, from where the page before has ended.
+    ///
+    /// One query. Status, name, parent and age are found by the index. Text is not: a page looks at a thousand instances for it, and its cursor
+    /// goes on from there, so that a page may be empty and still have one.
+    pub async fn instances(
+        &self,
+        query: &InstanceQuery,
+        cursor: Option<&str>,
+        limit: usize,
+    ) -> Result<InstancePage, StoreError> {
+        list::page(self.engine(), query, cursor, limit).await
+    }
+
+    /// What a list says of one instance; none where there is no such instance. One point read.
+    pub async fn instance(&self, id: &str) -> Result<Option<InstanceSummary>, StoreError> {
+        list::one(self.engine(), id).await
+    }
+
+    /// What waits in the queues, since when, by tag and session. Exact up to a thousand messages and as many activities; past that, the oldest.
+    pub async fn queues(&self) -> Result<QueueReport, StoreError> {
+        queues::report(self.engine()).await
+    }
+
+    /// The processes that look for work, as the container knows them.
+    pub async fn members(&self) -> Result<Vec<Member>, StoreError> {
+        fleet::members(self.engine()).await
+    }
+
+    /// Messages that turns owe to other instances and that nobody has delivered yet although it is time, and those that can't be delivered.
+    /// A thousand at most.
+    pub async fn late_intents(&self) -> Result<Vec<Intent>, StoreError> {
+        intents::late(self.engine()).await
+    }
+
+    /// Tries a message again that could not be delivered, or whose time has not come: whoever looks next delivers it. `false` where
+    /// there is no such intent any more. **Changes** the container.
+    pub async fn retry_intent(&self, instance: &str, intent: &str) -> Result<bool, StoreError> {
+        intents::retry(self.engine(), instance, intent).await
+    }
+
+    /// Removes a message that was not delivered: its target never hears of it. `false` where there is no such intent any more. **Changes**
+    /// the container.
+    pub async fn drop_intent(&self, instance: &str, intent: &str) -> Result<bool, StoreError> {
+        intents::discard(self.engine(), instance, intent).await
+    }
+}
+
+/// Checks whether an account can be used with this configuration: one line for each thing that must be right, up to the first that keeps the
+/// others from being looked at. Nothing is made or changed, whatever `create_if_missing` says.
+pub async fn check(config: &CosmosDBProviderConfig) -> Vec<Check> {
+    check::run(config).await
+}

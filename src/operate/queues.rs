@@ -1,0 +1,188 @@
+//! What waits, and since when.
+
+use crate::{
+    engine::Engine,
+    model::{MessageDocument, Millis},
+    store::{queries, StoreError},
+};
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, sync::Arc};
+
+/// What waits in the queues.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[non_exhaustive]
+pub struct QueueReport {
+    /// Messages for orchestrations.
+    pub turns: TurnQueue,
+    /// Activities, by tag and session.
+    pub activities: Vec<ActivityQueue>,
+    /// There is more than was counted: figures are of the oldest thousand.
+    pub capped: bool,
+}
+
+/// Messages for orchestrations.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[non_exhaustive]
+pub struct TurnQueue {
+    /// Messages whose time has come. Those of turns that are under way are among them.
+    pub waiting: usize,
+    /// Since when the oldest of them waits, in milliseconds since 1970.
+    pub oldest: Option<u64>,
+    /// The instance that it is for.
+    pub oldest_instance: Option<String>,
+    /// Timers and messages whose time has not come.
+    pub later: usize,
+    /// Messages for instances that nobody has started.
+    pub parked: usize,
+}
+
+/// Activities of one tag and session.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[non_exhaustive]
+pub struct ActivityQueue {
+    /// Their tag.
+    pub tag: Option<String>,
+    /// Their session.
+    pub session: Option<String>,
+    /// Activities that nobody has taken.
+    pub waiting: usize,
+    /// Since when the oldest of them waits, in milliseconds since 1970.
+    pub oldest: Option<u64>,
+    /// The instance that it belongs to.
+    pub oldest_instance: Option<String>,
+    /// Activities that somebody runs.
+    pub running: usize,
+    /// The highest number of times that one of them was tried.
+    pub most_attempts: u32,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct MessageRow {
+    instance_id: crate::model::Partition,
+    due: Millis,
+    #[serde(default)]
+    created_at: Millis,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct WorkRow {
+    instance_id: crate::model::Partition,
+    due: Millis,
+    #[serde(default)]
+    tag: Option<String>,
+    #[serde(default)]
+    session_id: Option<String>,
+    #[serde(default)]
+    attempts: u32,
+    #[serde(default)]
+    until: Option<Millis>,
+}
+
+pub(super) async fn report(engine: &Arc<Engine>) -> Result<QueueReport, StoreError> {
+    let (now, deadline) = (engine.now(), engine.deadline());
+    let messages = queries::QUEUED_MESSAGES.statement();
+    let messages: Vec<MessageRow> = engine.store.query_container(messages, deadline).await?;
+    let work: Vec<WorkRow> = engine.store.query_container(queries::QUEUED_WORK.statement(), deadline).await?;
+    let capped = messages.len().max(work.len()) >= queries::MOST_QUEUED;
+    Ok(QueueReport { turns: turns(&messages, now), activities: activities(&work, now), capped })
+}
+
+fn turns(messages: &[MessageRow], now: Millis) -> TurnQueue {
+    let mut queue = TurnQueue::default();
+    for message in messages {
+        if message.due == MessageDocument::PARKED {
+            queue.parked += 1;
+        } else if message.due > now {
+            queue.later += 1;
+        } else {
+            queue.waiting += 1;
+            note(
+                &mut queue.oldest,
+                &mut queue.oldest_instance,
+                message.due.max(message.created_at),
+                &message.instance_id,
+            );
+        }
+    }
+    queue
+}
+
+fn activities(work: &[WorkRow], now: Millis) -> Vec<ActivityQueue> {
+    let mut queues: BTreeMap<(Option<&str>, Option<&str>), ActivityQueue> = BTreeMap::new();
+    for row in work {
+        let queue = queues.entry((row.tag.as_deref(), row.session_id.as_deref())).or_default();
+        queue.most_attempts = queue.most_attempts.max(row.attempts);
+        if row.until.is_some_and(|until| until > now) {
+            queue.running += 1;
+        } else {
+            queue.waiting += 1;
+            note(&mut queue.oldest, &mut queue.oldest_instance, row.due, &row.instance_id);
+        }
+    }
+    let named = |((tag, session), queue): ((Option<&str>, Option<&str>), ActivityQueue)| ActivityQueue {
+        tag: tag.map(ToOwned::to_owned),
+        session: session.map(ToOwned::to_owned),
+        ..queue
+    };
+    queues.into_iter().map(named).collect()
+}
+
+/// Keeps the oldest.
+fn note(oldest: &mut Option<u64>, whose: &mut Option<String>, since: Millis, instance: &crate::model::Partition) {
+    if oldest.is_none_or(|oldest| since < oldest) {
+        (*oldest, *whose) = (Some(since), instance.instance_id().map(ToOwned::to_owned));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Partition;
+
+    fn instance(name: &str) -> Partition {
+        Partition::instance(name).unwrap()
+    }
+
+    #[test]
+    fn timers_and_parked_messages_do_not_wait() {
+        let message = |name: &str, due, created_at| MessageRow { instance_id: instance(name), due, created_at };
+        let messages = [
+            message("old", 100, 100),
+            message("young", 900, 900),
+            message("timer", 2_000, 1),
+            message("nobody", MessageDocument::PARKED, 1),
+        ];
+        let queue = turns(&messages, 1_000);
+        assert_eq!((queue.waiting, queue.later, queue.parked), (2, 1, 1));
+        assert_eq!((queue.oldest, queue.oldest_instance.as_deref()), (Some(100), Some("old")));
+    }
+
+    #[test]
+    fn activities_are_told_apart_by_tag_and_session_and_by_whether_somebody_runs_them() {
+        let row = |name: &str, due, tag: Option<&str>, session: Option<&str>, until| WorkRow {
+            instance_id: instance(name),
+            due,
+            tag: tag.map(ToOwned::to_owned),
+            session_id: session.map(ToOwned::to_owned),
+            attempts: 1,
+            until,
+        };
+        let work = [
+            row("a", 100, None, None, None),
+            row("b", 2_000, None, None, Some(2_000)),
+            row("c", 900, None, None, Some(900)),
+            row("d", 50, Some("gpu"), Some("s"), None),
+        ];
+        let queues = activities(&work, 1_000);
+        let told: Vec<_> = queues
+            .iter()
+            .map(|q| (q.tag.as_deref(), q.session.as_deref(), q.waiting, q.running, q.oldest_instance.as_deref()))
+            .collect();
+        assert_eq!(told, [(None, None, 2, 1, Some("a")), (Some("gpu"), Some("s"), 1, 0, Some("d"))]);
+    }
+}
