@@ -3,6 +3,7 @@
 pub(crate) mod endpoint;
 mod env;
 mod error;
+mod retention;
 
 use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
@@ -19,6 +20,7 @@ use crate::{
 
 pub use error::ConfigError;
 use error::Problems;
+pub use retention::Retention;
 
 /// Bounds that the SDK's connection pool sets for one HTTP attempt.
 const REQUEST_TIMEOUT_BOUNDS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(65));
@@ -61,6 +63,7 @@ pub struct CosmosDBProviderConfig {
     bell_interval: Duration,
     sweep_interval: Duration,
     hand_over: bool,
+    retention: Retention,
     leases: Arc<dyn LeaseProvider>,
     history_cache_bytes: usize,
     read_staleness: Duration,
@@ -87,6 +90,7 @@ impl Default for CosmosDBProviderConfig {
             bell_interval: Duration::from_millis(250),
             sweep_interval: Duration::from_secs(3),
             hand_over: true,
+            retention: Retention::default(),
             leases: Arc::new(EqualShares),
             history_cache_bytes: 64 * 1024 * 1024,
             read_staleness: Duration::from_millis(50),
@@ -271,6 +275,15 @@ impl CosmosDBProviderConfig {
         self
     }
 
+    /// How long what has ended is kept: for ever by default.
+    ///
+    /// One of the processes that wait for work deletes what is older, a family at a time and only when all of it has ended. What counts is the
+    /// present setting, also for what ended before it was made: give the same to every process.
+    pub fn with_retention(mut self, retention: Retention) -> Self {
+        self.retention = retention;
+        self
+    }
+
     /// Which slots this process looks after, [`EqualShares`] by default.
     pub fn with_leases(mut self, leases: impl LeaseProvider + 'static) -> Self {
         self.leases = Arc::new(leases);
@@ -413,6 +426,11 @@ impl CosmosDBProviderConfig {
     /// See [`with_hand_over`](Self::with_hand_over).
     pub fn hand_over(&self) -> bool {
         self.hand_over
+    }
+
+    /// How long what has ended is kept.
+    pub fn retention(&self) -> &Retention {
+        &self.retention
     }
 
     /// Which slots this process looks after.
@@ -627,6 +645,7 @@ impl fmt::Debug for CosmosDBProviderConfig {
             .field("bell_interval", &self.bell_interval)
             .field("sweep_interval", &self.sweep_interval)
             .field("hand_over", &self.hand_over)
+            .field("retention", &self.retention)
             .field("leases", &self.leases)
             .field("history_cache_bytes", &self.history_cache_bytes)
             .field("read_staleness", &self.read_staleness)
@@ -683,6 +702,7 @@ mod tests {
         assert_eq!(config.bell_interval(), Duration::from_millis(250));
         assert_eq!(config.sweep_interval(), Duration::from_secs(3));
         assert!(config.hand_over());
+        assert_eq!(config.retention(), &Retention::default());
         assert_eq!(config.read_staleness(), Duration::from_millis(50));
         assert_eq!(config.history_cache_bytes(), 64 << 20);
         assert_eq!(config.throughput(), Throughput::ServerlessOrShared);
@@ -712,6 +732,7 @@ mod tests {
             .with_bell_interval(second * 5)
             .with_sweep_interval(second * 6)
             .with_hand_over(false)
+            .with_retention(Retention::default().with_failed(second))
             .with_history_cache_bytes(0)
             .with_user_agent_suffix("orders")
             .with_clock(Clock::from_fn(|| 7))
@@ -730,6 +751,7 @@ mod tests {
         assert_eq!(config.bell_interval(), second * 5);
         assert_eq!(config.sweep_interval(), second * 6);
         assert!(!config.hand_over());
+        assert_eq!(config.retention().failed(), Some(second));
         assert_eq!(config.history_cache_bytes(), 0);
         assert_eq!(config.user_agent_suffix(), "orders");
         assert_eq!(config.clock().now(), 7);

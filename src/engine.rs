@@ -34,6 +34,8 @@ pub(crate) struct Engine {
     pub(crate) orders: Orders,
     /// Held while what a poll has seen of others' messages is delivered.
     pub(crate) reconciling: tokio::sync::Mutex<()>,
+    /// Held while what has ended long ago is deleted.
+    pub(crate) retiring: tokio::sync::Mutex<()>,
     /// Held while finished instances are moved into the counters.
     pub(crate) sealing: tokio::sync::Mutex<()>,
     /// Held while the counters' note of what is erased is written, so that this process does not race itself.
@@ -57,6 +59,7 @@ impl Engine {
             works: DashMap::new(),
             sessions: DashMap::new(),
             reconciling: tokio::sync::Mutex::default(),
+            retiring: tokio::sync::Mutex::default(),
             sealing: tokio::sync::Mutex::default(),
             counting: tokio::sync::Mutex::default(),
             stopping: CancellationToken::new(),

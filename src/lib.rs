@@ -117,7 +117,7 @@ mod store;
 mod turn;
 mod work;
 
-pub use config::{ConfigError, CosmosDBProviderConfig, Throughput};
+pub use config::{ConfigError, CosmosDBProviderConfig, Retention, Throughput};
 #[cfg(feature = "key_auth")]
 pub use credential::ConnectionString;
 pub use credential::{Cloud, Credential, ManagedIdentity, WorkloadIdentity};

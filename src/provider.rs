@@ -1,7 +1,7 @@
 //! The provider: how it is made, and duroxide's traits, each method of which delegates to its room.
 
 use crate::{
-    admin::{delete, inspect, metrics, prune},
+    admin::{delete, inspect, metrics, prune, retention},
     config::CosmosDBProviderConfig,
     dispatch,
     engine::Engine,
@@ -83,6 +83,12 @@ impl CosmosDBProvider {
     /// this by itself; returns how many messages were found.
     pub async fn reconcile(&self) -> Result<usize, StoreError> {
         outbox::reconcile(&self.engine, None).await
+    }
+
+    /// Deletes what has ended longer ago than [`with_retention`](CosmosDBProviderConfig::with_retention) says, for up to 20 s; how many
+    /// instances. One of the processes that wait for work does this by itself; this is for those that don't, such as a nightly job.
+    pub async fn retire(&self) -> Result<u64, StoreError> {
+        retention::round(&self.engine).await
     }
 
     /// Like [`shutdown_within`](Self::shutdown_within) ten seconds.

@@ -13,6 +13,7 @@ use std::{
     future::Future,
     pin::Pin,
     task::{Context, Poll},
+    time::Duration,
 };
 
 /// What is fetched, and dropped.
@@ -201,4 +202,25 @@ async fn a_provider_that_met_the_claim_of_a_dropped_fetch_does_not_wait_for_its_
         gate.open();
         assert_eq!(fetch(&b, what, &other, PATIENCE).await.unwrap(), Some(1), "{what:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_activity_that_ended_too_late_counts_also_when_its_worker_leaves() {
+    let scene = Scene::new(1);
+    let a = scene.provider("a").await;
+    begin(&a, "i", vec![activity("i", 2)], Vec::new()).await;
+    let lock = Duration::from_millis(300);
+    let (_, token, attempts) = next_work(&a, lock).await;
+    assert_eq!(attempts, 1);
+    // The lock is over when the answer says so.
+    let too_late = async {
+        while a.renew_work_item_lock(&token, Duration::from_millis(1)).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, too_late).await.expect("it expires");
+    a.ack_work_item(&token, Some(done("i", 2))).await.unwrap_err();
+    a.shutdown().await;
+    let (_, _, attempts) = next_work(&scene.provider("b").await, LONG).await;
+    assert_eq!(attempts, 2, "it has run once");
 }

@@ -199,7 +199,7 @@ pub(crate) async fn delete_bulk(
     }
     let chosen = inspect::chosen(engine, candidates, filter, roots).await.map_err(failed)?;
     let deleting = stream::iter(chosen.chunks(ROOTS).map(<[String]>::to_vec).collect::<Vec<_>>())
-        .map(|roots| async move { delete_roots(engine, &roots).await });
+        .map(|roots| async move { delete_roots(engine, &roots, true).await });
     let groups: Vec<Bulk> = deleting.buffer_unordered(GROUPS).collect().await;
     groups.into_iter().for_each(|group| bulk.add(group));
     bulk.failures.unless(bulk.result.instances_deleted > 0, bulk.result)
@@ -207,12 +207,17 @@ pub(crate) async fn delete_bulk(
 
 /// What a bulk deletion has come to.
 #[derive(Default)]
-struct Bulk {
-    result: DeleteInstanceResult,
+pub(super) struct Bulk {
+    pub(super) result: DeleteInstanceResult,
     failures: Failures,
 }
 
 impl Bulk {
+    /// Whether everything went.
+    pub(super) fn is_whole(&self) -> bool {
+        self.failures.first.is_none()
+    }
+
     fn carried(&mut self, instance: &str, carried: Carried) {
         super::add(&mut self.result, carried.result);
         if let Some(error) = carried.trouble {
@@ -229,7 +234,7 @@ impl Bulk {
 }
 
 /// Deletes some roots with their trees, as many in one set as make a small one: a set costs a few requests of its own.
-async fn delete_roots(engine: &Arc<Engine>, roots: &[String]) -> Bulk {
+pub(super) async fn delete_roots(engine: &Arc<Engine>, roots: &[String], force: bool) -> Bulk {
     let mut bulk = Bulk::default();
     let trees = match inspect::forest(engine, roots).await {
         Ok(trees) => trees,
@@ -242,18 +247,18 @@ async fn delete_roots(engine: &Arc<Engine>, roots: &[String]) -> Bulk {
     for tree in trees {
         let size: usize = set.iter().map(Vec::len).sum();
         if size > 0 && size + tree.len() > SET {
-            delete_trees(engine, std::mem::take(&mut set), &mut bulk).await;
+            delete_trees(engine, std::mem::take(&mut set), force, &mut bulk).await;
         }
         set.push(tree);
     }
-    delete_trees(engine, set, &mut bulk).await;
+    delete_trees(engine, set, force, &mut bulk).await;
     bulk
 }
 
 /// Deletes trees as one set. Those that can't be deleted are left out, and the others tried again.
-async fn delete_trees(engine: &Arc<Engine>, mut trees: Vec<Vec<String>>, bulk: &mut Bulk) {
+async fn delete_trees(engine: &Arc<Engine>, mut trees: Vec<Vec<String>>, force: bool, bulk: &mut Bulk) {
     while !trees.is_empty() {
-        let obstacles = match delete_set(engine, &trees.concat(), true).await {
+        let obstacles = match delete_set(engine, &trees.concat(), force).await {
             Ok(carried) => return bulk.carried(&trees[0][0], carried),
             Err(obstacles) => obstacles,
         };

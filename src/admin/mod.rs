@@ -6,6 +6,7 @@ pub(crate) mod inspect;
 pub(crate) mod metrics;
 mod plan;
 pub(crate) mod prune;
+pub(crate) mod retention;
 pub(crate) mod shared;
 
 pub(crate) use plan::deleted_among;

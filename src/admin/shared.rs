@@ -26,7 +26,20 @@ pub(crate) struct Question {
 
 pub(crate) const SYSTEM_METRICS: Question = Question { name: "metrics", lasts: Duration::from_secs(45) };
 pub(crate) const QUEUE_DEPTHS: Question = Question { name: "depths", lasts: Duration::from_secs(45) };
+pub(crate) const RETENTION: Question = Question { name: "retention", lasts: Duration::from_secs(25) };
 pub(crate) const SESSIONS: Question = Question { name: "sessions", lasts: Duration::from_secs(240) };
+
+/// Whether this process does what one of all does now and then: not where another has begun lately. Who does says so first.
+pub(crate) async fn begins(engine: &Engine, question: Question) -> bool {
+    if !engine.dispatch.shares_the_container() {
+        return true;
+    }
+    if kept::<bool>(engine, question).await.is_some() {
+        return false;
+    }
+    keep(engine, question, true).await;
+    true
+}
 
 /// What another process has worked out lately, or what `work_out` says.
 pub(crate) async fn ask<T, E, W>(engine: &Engine, question: Question, work_out: W) -> Result<Answer<T>, E>

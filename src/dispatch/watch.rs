@@ -12,6 +12,7 @@ use super::{
     Dispatch,
 };
 use crate::{
+    admin::retention,
     engine::Engine,
     model::{clock::millis, BellDocument, Slot, SlotRange, Tags},
     store::{Deadline, StoreError},
@@ -406,6 +407,7 @@ impl Watch {
         let pause = if renewed.is_ok() { super::members::LIST.mul_f64(jitter) } else { PAUSE * 2 };
         self.renewal = Some(Instant::now() + pause);
         renewed?;
+        retention::soon(engine);
         let view = fleet.view();
         // Somebody who rings may have listed before: what counts is what was looked at so far.
         if self.ours.replace((view.turns, view.work)) != Some((view.turns, view.work)) {

@@ -101,6 +101,9 @@ pub(crate) struct InstanceDocument {
     pub(crate) started_at: Millis,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) completed_at: Option<Millis>,
+    /// How and when it ended, for retention: only of one that no other has started, since a family goes as a whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) ended: Option<String>,
     /// Its output, where that is small. A large one is in the execution's own document.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) output: Option<String>,
@@ -289,6 +292,7 @@ impl InstanceDocument {
             updated_at: now,
             started_at: now,
             completed_at: None,
+            ended: None,
             output: None,
             archived: false,
             events: EventSet::default(),

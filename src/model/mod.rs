@@ -3,6 +3,7 @@
 pub(crate) mod clock;
 pub(crate) mod documents;
 mod enclosed;
+mod ending;
 pub(crate) mod event_set;
 pub(crate) mod fleet;
 pub(crate) mod id;
@@ -18,6 +19,7 @@ pub use clock::Clock;
 pub(crate) use clock::{Millis, Sequencer};
 pub(crate) use documents::*;
 pub(crate) use enclosed::EnclosedMessage;
+pub(crate) use ending::Ending;
 pub(crate) use event_set::EventSet;
 pub(crate) use fleet::{BellDocument, Kept, MemberDocument, Need, Stand, Tags, Versions};
 pub(crate) use id::DocumentId;

@@ -12,6 +12,7 @@ pub(crate) const INDEXED_PATHS: &[&str] = &[
     "/status/?",
     "/parent/?",
     "/name/?",
+    "/ended/?",
     "/createdAt/?",
     "/sessionId/?",
     "/owner/?",

@@ -4,6 +4,16 @@ use azure_data_cosmos::options::{
     OperationOptionsBuilder, PriorityLevel, ReadConsistencyStrategy, ThroughputControlOptionsBuilder,
 };
 
+tokio::task_local! {
+    /// Set where everything that a task does can wait.
+    static BACKGROUND: ();
+}
+
+/// Does something whose every request lets others go first, where throughput is short.
+pub(crate) async fn in_background<F: std::future::Future>(what: F) -> F::Output {
+    BACKGROUND.scope((), what).await
+}
+
 /// How a request is made.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Manner {
@@ -37,7 +47,8 @@ impl Manner {
 
     pub(super) fn apply(self, options: OperationOptionsBuilder) -> OperationOptionsBuilder {
         let options = options.with_read_consistency_strategy(self.consistency);
-        match self.priority {
+        let of_all = BACKGROUND.try_with(|()| PriorityLevel::Low).ok();
+        match self.priority.or(of_all) {
             Some(priority) => {
                 let control = ThroughputControlOptionsBuilder::new().with_priority_level(priority).build();
                 options.with_throughput_control(control)

@@ -50,6 +50,7 @@ use batch::Results;
 pub(crate) use error::Applied;
 use error::{classify, describe, is_repeated, Verdict};
 use futures::future::BoxFuture;
+pub(crate) use manner::in_background;
 use manner::Manner;
 use serde::Serialize;
 use std::{sync::Arc, time::Duration};

@@ -257,6 +257,13 @@ pub(crate) const INSTANCES_TO_CLEAN: QueryText = QueryText {
            WHERE c.type = 'instance' AND IS_DEFINED(c.status) ORDER BY c.createdAt",
 };
 
+/// Roots that have ended in one way by some time, those that did so first, first. Index: `type`, `ended`.
+pub(crate) const ENDED: QueryText = QueryText {
+    name: "ended",
+    text: "SELECT TOP 200 c.instanceId, c.status, c.deleting, c.ended FROM c \
+           WHERE c.type = 'instance' AND c.ended >= @from AND c.ended < @to ORDER BY c.ended",
+};
+
 /// The children of some instances. Index: `type`, `parent`.
 pub(crate) const CHILDREN: QueryText = QueryText {
     name: "children",
@@ -346,6 +353,7 @@ pub(crate) const ALL: &[QueryText] = &[
     MESSAGE_DEPTH,
     WORK_DEPTH,
     INSTANCE_PAGE,
+    ENDED,
     QUEUED_MESSAGES,
     QUEUED_WORK,
     LATE_INTENTS,

@@ -11,6 +11,7 @@ use super::{
     release, staging, Phase, TurnHandle, TurnState,
 };
 use crate::{
+    admin::retention,
     dispatch,
     engine::Engine,
     model::{kind, DocumentId, ExecutionDocument, IntentDocument, WorkDocument},
@@ -408,6 +409,9 @@ async fn after_commit(engine: &Arc<Engine>, handle: &TurnHandle, state: &TurnSta
     if !goes_on {
         let history = contents.as_ref().map(|contents| contents.history.as_slice());
         engine.dispatch.turn_committed(&handle.partition, history);
+    }
+    if plan.document.execution != state.document.execution {
+        retention::prune_soon(engine, &handle.partition, plan.document.execution);
     }
     deliver(engine, state, plan.intents, goes_on).await;
     for activity in foreign_cancellations {

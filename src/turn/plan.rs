@@ -4,7 +4,7 @@ use super::{staging::TAKEOVER_AFTER, TurnState};
 use crate::{
     engine::Engine,
     model::{
-        item, status, DeliveredDocument, ExecutionDocument, HistoryDocument, InstanceDocument, IntentDocument,
+        item, status, DeliveredDocument, Ending, ExecutionDocument, HistoryDocument, InstanceDocument, IntentDocument,
         KvDocument, Marks, MessageDocument, Millis, Partition, StatusDocument, WorkDocument,
     },
     orders::work::Scheduled,
@@ -171,6 +171,7 @@ impl Planner<'_> {
             document.status = Some(status::RUNNING.to_owned());
             document.started_at = self.now;
             document.completed_at = None;
+            document.ended = None;
             document.events = Default::default();
             document.pinned = None;
             document.totals.executions += 1;
@@ -219,6 +220,8 @@ impl Planner<'_> {
         if ack.execution == document.execution {
             document.status = Some(status.clone());
             document.completed_at = Some(self.now);
+            let ending = Ending::of(status, &ack.events).filter(|_| document.parent.is_none());
+            document.ended = ending.map(|ending| ending.at(self.now));
             let output = ack.metadata.output.clone();
             document.archived = output.as_ref().is_some_and(|output| output.len() > ExecutionDocument::INLINE);
             if !document.archived {

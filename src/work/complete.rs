@@ -38,6 +38,8 @@ pub(crate) async fn complete(
     let handle = held(engine, token, OPERATION)?;
     let mut state = handle.state.lock().await;
     if state.closed || state.until <= engine.now() {
+        // It has run: this process must not give it back, uncounted, when it leaves.
+        close(engine, &handle, &mut state);
         return Err(not_held(OPERATION, "its lock has expired or was given up"));
     }
     let message = match completion {
