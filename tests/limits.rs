@@ -323,3 +323,23 @@ async fn a_message_document_that_makes_no_sense_does_not_keep_other_instances_fr
     let more = scene.account.stats_of("worker").items().requests - requests;
     assert!(more < 40, "{more} requests in two seconds");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_turn_runs_on_a_part_of_its_history() {
+    let scene = Scene::new(1);
+    let (sender, worker) = (scene.provider("sender").await, scene.provider("worker").await);
+    begin(&sender, INSTANCE, Vec::new(), Vec::new()).await;
+    let history = scene.of_kind(INSTANCE, "history").await.pop().expect("its history");
+    let id = history["id"].as_str().unwrap().to_owned();
+    scene.container().await.delete_item(INSTANCE, &id, None).await.unwrap();
+    sender.enqueue_for_orchestrator(external(INSTANCE, "news"), None).await.unwrap();
+    let (item, token, attempts) = next_turn(&worker, LONG).await;
+    let error = item.history_error.expect("it is said");
+    assert!(error.contains("the history has 0 events up to 0, and must have 1 up to 1"), "{error}");
+    assert_eq!((attempts, item.history.len()), (1, 0));
+    worker.abandon_orchestration_item(&token, None, false).await.unwrap();
+    // It was there all the time, and the replica that answered had not heard of it.
+    scene.container().await.create_item(INSTANCE, &id, &history, None).await.unwrap();
+    let (item, ..) = next_turn(&worker, LONG).await;
+    assert_eq!((item.history_error, item.history.len()), (None, 1));
+}

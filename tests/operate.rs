@@ -216,7 +216,10 @@ async fn a_check_has_a_line_for_each_thing_and_makes_nothing() {
     let served = account.serve("127.0.0.1:0".parse().unwrap()).await.unwrap();
     let key = Credential::account_key(account.key().to_owned());
     let config = CosmosDBProviderConfig::default().with_endpoint(served.endpoint()).with_credential(key);
-    let checks = operate::check(&config).await;
+    let checks = operate::check(&config.clone().with_create_if_missing(true)).await;
+    let last = checks.last().unwrap();
+    assert_eq!((last.subject, last.verdict), ("container", Verdict::Poor), "it would be made");
+    let checks = operate::check(&config.clone().with_create_if_missing(false)).await;
     let last = checks.last().unwrap();
     assert_eq!((last.subject, last.verdict), ("container", Verdict::Wrong));
     assert!(last.detail.contains("az cosmosdb sql container create"), "{}", last.detail);

@@ -20,7 +20,7 @@ pub struct Account {
     pub client: Client,
 }
 
-/// What the environment and the command line say. A tool makes no container: a name that is mistyped must not become one.
+/// What the environment and the command line say.
 pub fn config(database: Option<String>, container: Option<String>) -> anyhow::Result<CosmosDBProviderConfig> {
     let is_set = |name| std::env::var(name).is_ok_and(|value| !value.trim().is_empty());
     let mut config = if is_set("COSMOS_ENDPOINT") || is_set("COSMOS_CONNECTION_STRING") {
@@ -36,13 +36,15 @@ pub fn config(database: Option<String>, container: Option<String>) -> anyhow::Re
         let key = Credential::account_key(EMULATOR_KEY);
         CosmosDBProviderConfig::default().with_endpoint(format!("http://{LOCAL}/")).with_credential(key)
     };
-    if let Some(database) = database {
+    // The local account has no other variables.
+    let variable = |name| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
+    if let Some(database) = database.or_else(|| variable("COSMOS_DATABASE")) {
         config = config.with_database(database);
     }
-    if let Some(container) = container {
+    if let Some(container) = container.or_else(|| variable("COSMOS_CONTAINER")) {
         config = config.with_container(container);
     }
-    Ok(config.with_create_if_missing(false))
+    Ok(config)
 }
 
 pub async fn open(config: CosmosDBProviderConfig) -> anyhow::Result<Account> {

@@ -2,19 +2,20 @@
 
 use crate::{
     account::Account,
-    look::{not_found, Filter, Status},
+    look::{family, not_found, Filter, Status},
     output::{plain, Output},
     times::{length, now, parse_length},
     End, Result,
 };
-use anyhow::bail;
-use clap::{ArgGroup, Args};
-use duroxide::PruneOptions;
+use anyhow::{bail, ensure};
+use clap::{builder::NonEmptyStringValueParser, ArgGroup, Args};
+use duroxide::{providers::DeleteInstanceResult, PruneOptions};
 use duroxide_cosmos::operate::{InstanceQuery, InstanceSummary};
 use futures::{stream, StreamExt};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use std::{
+    collections::BTreeSet,
     io::{BufRead, IsTerminal, Write},
     time::Duration,
 };
@@ -27,6 +28,7 @@ pub fn agreed(yes: bool, question: &str) -> anyhow::Result<bool> {
     if yes {
         return Ok(true);
     }
+    let question = plain(question);
     if !std::io::stdin().is_terminal() {
         bail!("{question} Nobody is there to be asked: say --yes, or --dry-run to see what would be done");
     }
@@ -68,10 +70,13 @@ struct Deleted {
 impl Deleted {
     fn tell(self, output: Output) -> Result {
         let Self { instances, executions, events, failures } = self;
-        output.object(&json!({
-            "deletedInstances": instances, "deletedExecutions": executions, "deletedEvents": events,
-            "failures": failures.iter().map(|(id, why)| json!({ "id": id, "error": why })).collect::<Vec<_>>(),
-        }));
+        output.object(
+            "deleted",
+            &json!({
+                "deletedInstances": instances, "deletedExecutions": executions, "deletedEvents": events,
+                "failures": failures.iter().map(|(id, why)| json!({ "id": id, "error": why })).collect::<Vec<_>>(),
+            }),
+        );
         output.line(format!("deleted {instances} instances with {executions} executions and {events} events"));
         for (id, why) in &failures {
             eprintln!("{} is left: {}", plain(id), plain(why));
@@ -80,18 +85,38 @@ impl Deleted {
     }
 }
 
-/// Deletes families by their roots.
-async fn delete_all(account: &Account, roots: &[String], force: bool) -> Deleted {
-    let bar = bar(roots.len());
-    let client = &account.client;
-    let mut deleting = stream::iter(roots)
-        .map(|root| async move { (root, client.delete_instance(root, force).await) })
+/// A family that was shown: its root, and where all of it was shown, the others.
+struct Shown {
+    root: InstanceSummary,
+    others: Option<BTreeSet<String>>,
+}
+
+/// Deletes a family, if it is the one that was shown: somebody may have thought about it for hours. None where it is gone.
+async fn delete_shown(account: &Account, shown: &Shown, force: bool) -> anyhow::Result<Option<DeleteInstanceResult>> {
+    let root = &shown.root;
+    let Some(now) = account.provider.instance(&root.id).await? else { return Ok(None) };
+    let is_same =
+        (now.created_at, now.execution, now.completed_at) == (root.created_at, root.execution, root.completed_at);
+    ensure!(is_same || (force && now.created_at == root.created_at), "it has changed since it was shown");
+    if let Some(others) = shown.others.as_ref().filter(|_| force) {
+        let tree: BTreeSet<String> = account.client.get_instance_tree(&root.id).await?.all_ids.into_iter().collect();
+        ensure!(&tree == others, "its family has changed since it was shown");
+    }
+    Ok(Some(account.client.delete_instance(&root.id, force).await?))
+}
+
+/// Deletes families that were shown.
+async fn delete_all(account: &Account, families: &[Shown], force: bool) -> Deleted {
+    let bar = bar(families.len());
+    let mut deleting = stream::iter(families)
+        .map(|shown| async move { (&shown.root.id, delete_shown(account, shown, force).await) })
         .buffer_unordered(AT_ONCE);
     let mut deleted = Deleted::default();
     while let Some((root, outcome)) = deleting.next().await {
         bar.inc(1);
         match outcome {
             Ok(result) => {
+                let result = result.unwrap_or_default();
                 deleted.instances += result.instances_deleted;
                 deleted.executions += result.executions_deleted;
                 deleted.events += result.events_deleted;
@@ -117,21 +142,22 @@ pub struct Delete {
 
 impl Delete {
     pub async fn run(self, account: &Account, output: Output) -> Result {
-        let mut rows = Vec::new();
-        for id in &self.ids {
+        let (mut rows, mut families) = (Vec::new(), Vec::new());
+        for id in self.ids.iter().collect::<BTreeSet<_>>() {
             let Some(root) = account.provider.instance(id).await? else { return Ok(not_found(id)) };
             if let Some(parent) = &root.parent {
                 bail!("{id:?} is a child of {parent:?}: a family goes as a whole, from its root");
             }
-            for member in account.client.get_instance_tree(id).await?.all_ids {
-                let Some(member) = account.provider.instance(&member).await? else { continue };
-                if member.status == "Running" && !self.force {
-                    bail!("{:?} still runs: cancel it, or delete it all the same with --force", member.id);
-                }
-                rows.push(member);
+            let members = family(account, id).await?;
+            let has_ended = |member: &&InstanceSummary| matches!(member.status.as_str(), "Completed" | "Failed");
+            if let Some(member) = members.iter().find(|member| !has_ended(member)).filter(|_| !self.force) {
+                bail!("{:?} still runs: cancel it, or delete it all the same with --force", member.id);
             }
+            let others = Some(members.iter().map(|member| member.id.clone()).collect());
+            families.push(Shown { root, others });
+            rows.extend(members);
         }
-        tell(&rows, output);
+        tell(&rows, self.manner.dry_run, output);
         if self.manner.dry_run {
             output.line(format!("\ndry run: {} instances would be deleted", rows.len()));
             return Ok(End::Done);
@@ -139,15 +165,19 @@ impl Delete {
         if !agreed(self.manner.yes, &format!("Delete these {} instances for good?", rows.len()))? {
             return Ok(End::Declined);
         }
-        delete_all(account, &self.ids, self.force).await.tell(output)
+        delete_all(account, &families, self.force).await.tell(output)
     }
 }
 
 /// What would go.
-fn tell(instances: &[InstanceSummary], output: Output) {
+fn tell(instances: &[InstanceSummary], dry_run: bool, output: Output) {
     /// More than anybody reads.
     const MOST: usize = 50;
-    instances.iter().for_each(|instance| output.object(instance));
+    for instance in instances {
+        let mut object = json!(instance);
+        object["dryRun"] = dry_run.into();
+        output.object("goes", &object);
+    }
     let row = |instance: &InstanceSummary| vec![instance.status.clone(), instance.name.clone(), instance.id.clone()];
     output.table(&["STATUS", "ORCHESTRATION", "INSTANCE"], instances.iter().take(MOST).map(row));
     if instances.len() > MOST {
@@ -178,6 +208,10 @@ pub struct Prune {
 
 impl Prune {
     pub async fn run(self, account: &Account, output: Output) -> Result {
+        ensure!(
+            self.all || self.filter.is_any(),
+            "filters are for --all: an instance that is named is pruned whatever it is"
+        );
         let instances = match &self.id {
             Some(id) => match account.provider.instance(id).await? {
                 Some(instance) => vec![instance],
@@ -187,15 +221,34 @@ impl Prune {
         };
         let mut options = PruneOptions { keep_last: self.keep_last, ..PruneOptions::default() };
         options.completed_before = self.ended_before.map(back);
-        if self.manner.dry_run {
-            for instance in &instances {
-                let going = self.going(account, &instance.id).await?;
-                output.object(&json!({ "id": instance.id, "executions": going }));
-                output.line(format!("{}: {} executions would be deleted", plain(&instance.id), going.len()));
+        let (mut doomed, mut executions) = (Vec::new(), 0);
+        for instance in instances {
+            let going = self.going(account, &instance.id).await?;
+            if going.is_empty() {
+                continue;
             }
+            executions += going.len();
+            let object = json!({ "id": instance.id, "executions": going, "dryRun": self.manner.dry_run });
+            output.object("goes", &object);
+            output.line(format!(
+                "{}: {} executions, up to {}",
+                instance.id,
+                going.len(),
+                going.iter().max().unwrap_or(&0)
+            ));
+            doomed.push(instance);
+        }
+        let instances = doomed;
+        if self.manner.dry_run {
+            output
+                .line(format!("\ndry run: {executions} executions of {} instances would be deleted", instances.len()));
             return Ok(End::Done);
         }
-        let question = format!("Delete old executions of {} instances for good?", instances.len());
+        if instances.is_empty() {
+            output.line("nothing to delete");
+            return Ok(End::Done);
+        }
+        let question = format!("Delete these {executions} executions of {} instances for good?", instances.len());
         if !agreed(self.manner.yes, &question)? {
             return Ok(End::Declined);
         }
@@ -263,7 +316,7 @@ pub struct Purge {
     #[arg(long, value_enum, ignore_case = true)]
     status: Option<Ended>,
     /// Only those of this orchestration
-    #[arg(long, value_name = "ORCHESTRATION")]
+    #[arg(long, value_name = "ORCHESTRATION", value_parser = NonEmptyStringValueParser::new())]
     name: Option<String>,
     /// How many families at most
     #[arg(long)]
@@ -298,7 +351,7 @@ impl Purge {
         }
         roots.sort_by_key(|instance| instance.completed_at);
         roots.truncate(self.limit.unwrap_or(usize::MAX));
-        tell(&roots, output);
+        tell(&roots, self.manner.dry_run, output);
         if roots.is_empty() {
             output.line("nothing has ended so long ago");
             return Ok(End::Done);
@@ -313,7 +366,7 @@ impl Purge {
         if !agreed(self.manner.yes, &question)? {
             return Ok(End::Declined);
         }
-        let roots: Vec<String> = roots.into_iter().map(|instance| instance.id).collect();
-        delete_all(account, &roots, false).await.tell(output)
+        let families: Vec<Shown> = roots.into_iter().map(|root| Shown { root, others: None }).collect();
+        delete_all(account, &families, false).await.tell(output)
     }
 }

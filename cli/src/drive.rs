@@ -5,14 +5,14 @@ use anyhow::ensure;
 use clap::Args;
 use duroxide::{ClientError, OrchestrationStatus};
 use serde_json::json;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[derive(Args)]
 pub struct Start {
     /// The orchestration's name
     orchestration: String,
     /// Its input, as it is: workers that were written with typed functions want JSON
-    #[arg(default_value = "")]
+    #[arg(default_value = "", allow_hyphen_values = true)]
     input: String,
     /// The instance's id; otherwise a new one
     #[arg(long, value_name = "ID")]
@@ -42,7 +42,7 @@ impl Start {
             }
             None => account.client.start_orchestration(&id, &self.orchestration, self.input).await?,
         }
-        output.object(&json!({ "started": id, "name": self.orchestration }));
+        output.object("started", &json!({ "id": id, "name": self.orchestration }));
         output.line(format!("started {id}"));
         match self.wait {
             true => wait(account, &id, self.timeout, output).await,
@@ -67,15 +67,25 @@ impl Wait {
 }
 
 async fn wait(account: &Account, id: &str, timeout: Duration, output: Output) -> Result {
-    match account.client.wait_for_orchestration(id, timeout).await {
+    let begun = Instant::now();
+    let waited = loop {
+        match account.client.wait_for_orchestration(id, timeout.saturating_sub(begun.elapsed())).await {
+            // An outage passes.
+            Err(error) if error.is_retryable() && begun.elapsed() < timeout => {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            waited => break waited,
+        }
+    };
+    match waited {
         Ok(OrchestrationStatus::Completed { output: result, .. }) => {
-            output.object(&json!({ "id": id, "status": "Completed", "output": result }));
-            output.line(result);
+            output.object("end", &json!({ "id": id, "status": "Completed", "output": result }));
+            output.result(&result);
             Ok(End::Done)
         }
         Ok(OrchestrationStatus::Failed { details, .. }) => {
             let why = details.display_message();
-            output.object(&json!({ "id": id, "status": "Failed", "error": why }));
+            output.object("end", &json!({ "id": id, "status": "Failed", "error": why }));
             Ok(End::Failed(format!("{id:?} failed: {why}")))
         }
         Ok(other) => Ok(End::TimeUp(format!("{id:?} is {other:?}"))),
@@ -103,7 +113,7 @@ pub struct Raise {
     /// The event's name
     event: String,
     /// What it says
-    #[arg(default_value = "")]
+    #[arg(default_value = "", allow_hyphen_values = true)]
     data: String,
 }
 
@@ -113,7 +123,7 @@ impl Raise {
             return Ok(end);
         }
         account.client.raise_event(&self.id, &self.event, self.data).await?;
-        output.object(&json!({ "raised": self.event, "id": self.id }));
+        output.object("raised", &json!({ "event": self.event, "id": self.id }));
         output.line(format!("raised {} for {}", self.event, self.id));
         Ok(End::Done)
     }
@@ -126,7 +136,7 @@ pub struct Enqueue {
     /// The queue's name
     queue: String,
     /// The message
-    #[arg(default_value = "")]
+    #[arg(default_value = "", allow_hyphen_values = true)]
     data: String,
 }
 
@@ -136,7 +146,7 @@ impl Enqueue {
             return Ok(end);
         }
         account.client.enqueue_event(&self.id, &self.queue, self.data).await?;
-        output.object(&json!({ "enqueued": self.queue, "id": self.id }));
+        output.object("enqueued", &json!({ "queue": self.queue, "id": self.id }));
         output.line(format!("put into {} of {}", self.queue, self.id));
         Ok(End::Done)
     }
@@ -157,7 +167,7 @@ impl Cancel {
             return Ok(end);
         }
         account.client.cancel_instance(&self.id, self.reason).await?;
-        output.object(&json!({ "cancelled": self.id }));
+        output.object("cancelled", &json!({ "id": self.id }));
         output.line(format!("asked {} to stop; `wait` tells when it has", self.id));
         Ok(End::Done)
     }

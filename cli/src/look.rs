@@ -2,16 +2,17 @@
 
 use crate::{
     account::Account,
-    output::{short, Output},
+    output::{nobody_reads, short, Output},
     times::{ago, length, moment, now, parse_length},
     End, Result,
 };
 use anyhow::ensure;
-use clap::{Args, ValueEnum};
+use clap::{builder::NonEmptyStringValueParser, Args, ValueEnum};
 use duroxide_cosmos::{
     operate::{self, InstanceQuery, InstanceSummary, Intent, IntentState, Member, Verdict},
     CosmosDBProviderConfig,
 };
+use futures::{stream, StreamExt, TryStreamExt};
 use serde_json::json;
 use std::{collections::BTreeMap, time::Duration};
 
@@ -19,7 +20,7 @@ use std::{collections::BTreeMap, time::Duration};
 pub async fn check(config: &CosmosDBProviderConfig, output: Output) -> Result {
     let checks = operate::check(config).await;
     for check in &checks {
-        output.object(check);
+        output.object("check", check);
         let how = match check.verdict {
             Verdict::Fine => "ok   ",
             Verdict::Poor => "poor ",
@@ -60,13 +61,13 @@ pub struct Filter {
     #[arg(long, value_enum, ignore_case = true)]
     pub status: Option<Status>,
     /// Of this orchestration
-    #[arg(long, value_name = "ORCHESTRATION")]
+    #[arg(long, value_name = "ORCHESTRATION", value_parser = NonEmptyStringValueParser::new())]
     pub name: Option<String>,
     /// The children of this instance
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", value_parser = NonEmptyStringValueParser::new())]
     pub parent: Option<String>,
     /// With this text in the id
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
     pub text: Option<String>,
     /// Created so long ago at most, as 15m, 2h, 7d
     #[arg(long, value_name = "AGE", value_parser = parse_length)]
@@ -77,6 +78,16 @@ pub struct Filter {
 }
 
 impl Filter {
+    /// Whether it says anything.
+    pub fn is_any(&self) -> bool {
+        self.status.is_none()
+            && self.name.is_none()
+            && self.parent.is_none()
+            && self.text.is_none()
+            && self.newer_than.is_none()
+            && self.older_than.is_none()
+    }
+
     pub fn query(&self) -> InstanceQuery {
         let back = |age: Duration| now().saturating_sub(u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
         let mut query = InstanceQuery::default();
@@ -98,16 +109,44 @@ pub struct List {
     /// Goes on where a list has ended, which says how
     #[arg(long)]
     cursor: Option<String>,
+    /// All of them, page by page
+    #[arg(long, conflicts_with_all = ["limit", "cursor"])]
+    all: bool,
 }
 
 impl List {
     pub async fn run(self, account: &Account, output: Output) -> Result {
-        let page =
-            account.provider.instances(&self.filter.query(), self.cursor.as_deref(), usize::from(self.limit)).await?;
-        page.instances.iter().for_each(|instance| output.object(instance));
-        if let Some(cursor) = &page.cursor {
-            output.object(&json!({ "cursor": cursor }));
+        let query = self.filter.query();
+        if self.all {
+            return Self::all(account, &query, output).await;
         }
+        let page = account.provider.instances(&query, self.cursor.as_deref(), usize::from(self.limit)).await?;
+        Self::tell(&page.instances, output);
+        if let Some(cursor) = &page.cursor {
+            output.object("cursor", &json!({ "cursor": cursor }));
+        }
+        match (&page.cursor, page.instances.is_empty()) {
+            (Some(cursor), _) => output.line(format!("\nthere are more: --cursor {cursor}, or --all")),
+            (None, true) => output.line("no such instances"),
+            _ => {}
+        }
+        Ok(End::Done)
+    }
+
+    async fn all(account: &Account, query: &InstanceQuery, output: Output) -> Result {
+        let mut cursor = None;
+        loop {
+            let page = account.provider.instances(query, cursor.as_deref(), 1_000).await?;
+            Self::tell(&page.instances, output);
+            cursor = page.cursor;
+            if cursor.is_none() || nobody_reads() {
+                return Ok(End::Done);
+            }
+        }
+    }
+
+    fn tell(instances: &[InstanceSummary], output: Output) {
+        instances.iter().for_each(|instance| output.object("instance", instance));
         let row = |instance: &InstanceSummary| {
             let took = instance.completed_at.map(|end| length(end.saturating_sub(instance.created_at)));
             vec![
@@ -118,13 +157,9 @@ impl List {
                 instance.id.clone(),
             ]
         };
-        output.table(&["STATUS", "CREATED", "TOOK", "ORCHESTRATION", "INSTANCE"], page.instances.iter().map(row));
-        match (&page.cursor, page.instances.is_empty()) {
-            (Some(cursor), _) => output.line(format!("\nthere are more: --cursor {cursor}")),
-            (None, true) => output.line("no such instances"),
-            _ => {}
+        if !instances.is_empty() {
+            output.table(&["STATUS", "CREATED", "TOOK", "ORCHESTRATION", "INSTANCE"], instances.iter().map(row));
         }
-        Ok(End::Done)
     }
 }
 
@@ -136,49 +171,36 @@ pub struct Tree {
 
 impl Tree {
     pub async fn run(self, account: &Account, output: Output) -> Result {
-        let Some(root) = summary(account, &self.id).await? else { return Ok(not_found(&self.id)) };
+        let Some(root) = account.provider.instance(&self.id).await? else { return Ok(not_found(&self.id)) };
         let mut below: BTreeMap<String, Vec<InstanceSummary>> = BTreeMap::new();
-        let mut parents = vec![root.id.clone()];
-        while let Some(parent) = parents.pop() {
-            let children = children(account, &parent).await?;
-            parents.extend(children.iter().map(|child| child.id.clone()));
-            below.insert(parent, children);
+        for member in family(account, &self.id).await? {
+            if let Some(parent) = member.parent.clone().filter(|_| member.id != root.id) {
+                below.entry(parent).or_default().push(member);
+            }
         }
-        print_below(output, &below, &root, 0);
+        // Deep families are possible, so this is not a function that calls itself.
+        let mut next = vec![(root, 0)];
+        while let Some((instance, depth)) = next.pop() {
+            let mut object = json!(instance);
+            object["depth"] = depth.into();
+            output.object("instance", &object);
+            let (name, status) = (short(&instance.name, 80), &instance.status);
+            output.line(format!("{:indent$}{}  {name} {status}", "", short(&instance.id, 200), indent = depth * 2));
+            let mut children = below.remove(&instance.id).unwrap_or_default();
+            children.sort_by(|a, b| (b.created_at, &b.id).cmp(&(a.created_at, &a.id)));
+            next.extend(children.into_iter().map(|child| (child, depth + 1)));
+        }
         Ok(End::Done)
     }
 }
 
-/// What a list says of one instance.
-async fn summary(account: &Account, id: &str) -> anyhow::Result<Option<InstanceSummary>> {
-    Ok(account.provider.instance(id).await?)
-}
-
-/// All children of an instance, oldest first.
-async fn children(account: &Account, parent: &str) -> anyhow::Result<Vec<InstanceSummary>> {
-    let mut query = InstanceQuery::default();
-    query.parent = Some(parent.to_owned());
-    let (mut children, mut cursor) = (Vec::new(), None);
-    loop {
-        let page = account.provider.instances(&query, cursor.as_deref(), 1_000).await?;
-        children.extend(page.instances);
-        cursor = page.cursor;
-        if cursor.is_none() {
-            children.reverse();
-            return Ok(children);
-        }
-    }
-}
-
-fn print_below(output: Output, below: &BTreeMap<String, Vec<InstanceSummary>>, of: &InstanceSummary, depth: usize) {
-    let mut object = json!(of);
-    object["depth"] = depth.into();
-    output.object(&object);
-    let name = short(&of.id, 200);
-    output.line(format!("{:indent$}{name}  {} {}", "", short(&of.name, 80), of.status, indent = depth * 2));
-    for child in below.get(&of.id).into_iter().flatten() {
-        print_below(output, below, child, depth + 1);
-    }
+/// An instance and all that descends from it.
+pub async fn family(account: &Account, id: &str) -> anyhow::Result<Vec<InstanceSummary>> {
+    const AT_ONCE: usize = 16;
+    let ids = account.client.get_instance_tree(id).await?.all_ids;
+    let reading = stream::iter(ids).map(|id| async move { account.provider.instance(&id).await });
+    let members: Vec<Option<InstanceSummary>> = reading.buffered(AT_ONCE).try_collect().await?;
+    Ok(members.into_iter().flatten().collect())
 }
 
 pub fn not_found(id: &str) -> End {
@@ -216,12 +238,15 @@ impl Queues {
             [instance, intent] => vec![(instance.clone(), intent.clone())],
             _ => anyhow::bail!("--retry takes an instance and an intent, or \"all\""),
         };
+        let is_one = which.len() == 1;
         for (instance, intent) in which {
-            if !account.provider.retry_intent(&instance, &intent).await? {
+            if account.provider.retry_intent(&instance, &intent).await? {
+                output.object("retried", &json!({ "intent": intent, "instance": instance }));
+                output.line(format!("{intent} of {instance} is tried again"));
+            } else if is_one {
                 return Ok(End::NotFound(format!("there is no message {intent} of {instance:?} any more")));
             }
-            output.object(&json!({ "retried": intent, "instance": instance }));
-            output.line(format!("{intent} of {instance} is tried again"));
+            // Of several, one may have been delivered meanwhile.
         }
         Ok(End::Done)
     }
@@ -240,7 +265,7 @@ impl Queues {
             return Ok(End::Declined);
         }
         ensure!(account.provider.drop_intent(instance, intent).await?, "it was delivered meanwhile");
-        output.object(&json!({ "dropped": intent, "instance": instance }));
+        output.object("dropped", &json!({ "intent": intent, "instance": instance }));
         output.line(format!("{intent} of {instance} is removed"));
         Ok(End::Done)
     }
@@ -250,14 +275,14 @@ async fn report(account: &Account, output: Output) -> Result {
     let report = account.provider.queues().await?;
     let late = account.provider.late_intents().await?;
     let mut turns = json!(report.turns);
-    turns["queue"] = "turns".into();
-    output.object(&turns);
+    (turns["queue"], turns["capped"]) = ("turns".into(), report.capped.into());
+    output.object("queue", &turns);
     for queue in &report.activities {
         let mut object = json!(queue);
-        object["queue"] = "activities".into();
-        output.object(&object);
+        (object["queue"], object["capped"]) = ("activities".into(), report.capped.into());
+        output.object("queue", &object);
     }
-    late.iter().for_each(|intent| output.object(intent));
+    late.iter().for_each(|intent| output.object("intent", intent));
     let age = |since: Option<u64>| since.map(ago).unwrap_or_default();
     let named = |name: &Option<String>| name.clone().unwrap_or_default();
     let queue = &report.turns;
@@ -306,7 +331,7 @@ async fn report(account: &Account, output: Output) -> Result {
 /// Shows who is there.
 pub async fn fleet(account: &Account, output: Output) -> Result {
     let members = account.provider.members().await?;
-    members.iter().for_each(|member| output.object(member));
+    members.iter().for_each(|member| output.object("member", member));
     let row = |member: &Member| {
         let turns = member.turns.as_ref().map(|stand| {
             let versions = stand.versions.as_ref().map(|(from, to)| format!(", duroxide {from} to {to}"));
@@ -321,14 +346,14 @@ pub async fn fleet(account: &Account, output: Output) -> Result {
         let idle = || "nobody waits".to_owned();
         vec![
             member.name.clone(),
-            ago(member.last_heard),
+            format!("{}{}", ago(member.last_heard), if member.alive { "" } else { ", gone" }),
             turns.unwrap_or_else(idle),
             activities.unwrap_or_else(idle),
             member.session_owners.join(" "),
         ]
     };
     output.table(&["MEMBER", "HEARD OF", "TURNS", "ACTIVITIES", "SESSIONS AS"], members.iter().map(row));
-    if members.is_empty() {
+    if !members.iter().any(|member| member.alive) {
         output.line("no process looks for work");
     }
     Ok(End::Done)

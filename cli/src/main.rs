@@ -111,7 +111,7 @@ impl From<End> for ExitCode {
             End::Declined => (6, Some("nothing was changed".to_owned())),
         };
         if let Some(says) = says {
-            eprintln!("{says}");
+            eprintln!("{}", output::plain_lines(&says));
         }
         Self::from(code)
     }
@@ -126,7 +126,7 @@ async fn main() -> ExitCode {
     match run(options).await {
         Ok(end) => end.into(),
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", output::plain_lines(&format!("{error:#}")));
             ExitCode::FAILURE
         }
     }
@@ -135,14 +135,17 @@ async fn main() -> ExitCode {
 async fn run(options: Options) -> Result {
     let output = Output { json: options.json };
     if let Command::Completions { shell } = options.command {
-        clap_complete::generate(shell, &mut Options::command(), "duroxide-cosmos", &mut std::io::stdout());
+        let mut script = Vec::new();
+        clap_complete::generate(shell, &mut Options::command(), "duroxide-cosmos", &mut script);
+        Output { json: false }.result(&String::from_utf8_lossy(&script));
         return Ok(End::Done);
     }
     let config = account::config(options.database, options.container)?;
     if let Command::Check = options.command {
         return look::check(&config, output).await;
     }
-    let account = account::open(config).await?;
+    // A tool makes no container: a name that is mistyped must not become one.
+    let account = account::open(config.with_create_if_missing(false)).await?;
     let end = match options.command {
         Command::List(list) => list.run(&account, output).await,
         Command::Show(show) => show.run(&account, output).await,

@@ -3,13 +3,14 @@
 use crate::{
     account::Account,
     look::{not_found, when},
-    output::{short, Output},
+    output::{nobody_reads, short, Output},
     timeline::{self, Entry},
     times::{length, moment, parse_length},
     End, Result,
 };
 use clap::Args;
 use duroxide::{providers::ExecutionInfo, OrchestrationStatus};
+use duroxide_cosmos::operate::InstanceSummary;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
@@ -38,13 +39,13 @@ impl Show {
             return Ok(End::NotFound(format!("{:?} has no execution {execution}: it has {there}", self.id)));
         }
         let status = account.client.get_orchestration_status(&self.id).await?;
-        let (result, custom) = told(&status);
+        let (result, custom) = told_of(&status);
         let values = account.client.get_kv_all_values(&self.id).await?;
         let mut object = json!(instance);
         object["customStatus"] = json!(custom);
         object["result"] = json!(result);
         object["values"] = json!(values);
-        output.object(&object);
+        output.object("instance", &object);
         output.line(format!("{}  {} {}, {}", instance.id, instance.name, instance.version, instance.status));
         output.line(format!("created {}, last turn {}", when(instance.created_at), when(instance.updated_at)));
         if let Some(parent) = &instance.parent {
@@ -68,6 +69,7 @@ impl Show {
         let entries = timeline::entries(&events);
         output.line(format!("\nexecution {execution}, {} events:", events.len()));
         let hidden = entries.len().saturating_sub(self.last);
+        output.object("history", &json!({ "execution": execution, "events": events.len(), "hidden": hidden }));
         if hidden > 0 {
             output.line(format!("… {hidden} before these: --last {} shows them", entries.len()));
         }
@@ -89,16 +91,26 @@ impl Show {
         output.line(format!("\n{} executions, the last {}:", executions.len(), rows.len()));
         output.table(&["EXECUTION", "STATUS", "STARTED", "TOOK", "EVENTS"], rows.iter().map(row));
         for info in &rows {
-            output.object(&json!({
-                "execution": info.execution_id, "status": info.status, "startedAt": info.started_at,
-                "completedAt": info.completed_at, "events": info.event_count,
-            }));
+            output.object(
+                "execution",
+                &json!({
+                    "execution": info.execution_id, "status": info.status, "startedAt": info.started_at,
+                    "completedAt": info.completed_at, "events": info.event_count,
+                }),
+            );
         }
         Ok(())
     }
 
     fn timeline(&self, entries: &[Entry], output: Output) {
-        entries.iter().for_each(|entry| output.object(entry));
+        for entry in entries {
+            let mut object = json!(entry);
+            if let Some(fields) = object.as_object_mut().filter(|_| !self.payloads) {
+                fields.remove("input");
+                fields.remove("output");
+            }
+            output.object("entry", &object);
+        }
         output.table(&["#", "AT", "TOOK", "", "WHAT", "NAME"], entries.iter().map(row));
         if self.payloads {
             for entry in entries.iter().filter(|entry| entry.input.is_some() || entry.output.is_some()) {
@@ -121,7 +133,7 @@ fn row(entry: &Entry) -> Vec<String> {
 }
 
 /// The result of an instance that has ended, and its custom status.
-fn told(status: &OrchestrationStatus) -> (Option<String>, Option<String>) {
+fn told_of(status: &OrchestrationStatus) -> (Option<String>, Option<String>) {
     match status {
         OrchestrationStatus::NotFound => (None, None),
         OrchestrationStatus::Running { custom_status, .. } => (None, custom_status.clone()),
@@ -147,43 +159,81 @@ pub struct Watch {
 impl Watch {
     pub async fn run(self, account: &Account, output: Output) -> Result {
         let begun = Instant::now();
-        let (mut seen, mut at, mut said) = (0, (0, 0), None);
+        let (mut told, mut said) = (Told::default(), None);
         loop {
-            let Some(instance) = account.provider.instance(&self.id).await? else { return Ok(not_found(&self.id)) };
-            if at != (instance.execution, instance.updated_at) {
-                if at.0 != instance.execution {
-                    output.line(format!("execution {} of {}, {}", instance.execution, instance.name, instance.status));
-                    seen = 0;
-                }
-                at = (instance.execution, instance.updated_at);
-                let events = account.client.read_execution_history(&self.id, instance.execution).await?;
-                for event in events.iter().skip(seen) {
-                    output.object(event);
-                    let kind = short(&format!("{:?}", event.kind), 160);
-                    output.line(format!("{}  {:>5}  {kind}", moment(event.timestamp_ms), event.event_id));
-                }
-                seen = seen.max(events.len());
-            }
+            // First how it is, then what happened until then: of what has ended, the end is told.
             let status = account.client.get_orchestration_status(&self.id).await?;
-            let (result, custom) = told(&status);
+            let Some(instance) = account.provider.instance(&self.id).await? else { return Ok(not_found(&self.id)) };
+            let is_over = matches!(status, OrchestrationStatus::Completed { .. } | OrchestrationStatus::Failed { .. });
+            if is_over || told.at != (instance.execution, instance.updated_at) {
+                told.catch_up(account, &instance, output).await?;
+            }
+            let (result, custom) = told_of(&status);
             if custom != said {
+                output.object("status", &json!({ "customStatus": custom }));
                 output.line(format!("status: {}", short(custom.as_deref().unwrap_or("none"), 400)));
                 said = custom;
             }
+            let result = result.unwrap_or_default();
             match status {
                 OrchestrationStatus::Completed { .. } => {
-                    output.line(format!("completed: {}", short(&result.unwrap_or_default(), 400)));
+                    output.object("end", &json!({ "status": "Completed", "output": result }));
+                    output.line(format!("completed: {}", short(&result, 400)));
                     return Ok(End::Done);
                 }
                 OrchestrationStatus::Failed { .. } => {
-                    return Ok(End::Failed(format!("failed: {}", short(&result.unwrap_or_default(), 400))));
+                    output.object("end", &json!({ "status": "Failed", "error": result }));
+                    return Ok(End::Failed(format!("failed: {}", short(&result, 400))));
                 }
                 _ => {}
+            }
+            if nobody_reads() {
+                return Ok(End::Done);
             }
             if begun.elapsed() > self.timeout {
                 return Ok(End::TimeUp(format!("{:?} still runs", self.id)));
             }
             tokio::time::sleep(Duration::from_millis(self.every)).await;
         }
+    }
+}
+
+/// What of an instance was told already.
+#[derive(Default)]
+struct Told {
+    /// The execution and the last turn's time of the last look.
+    at: (u64, u64),
+    /// The execution whose events are being told, and how many of them were.
+    execution: u64,
+    events: usize,
+}
+
+impl Told {
+    /// Tells what is new, of every execution since the last look.
+    async fn catch_up(&mut self, account: &Account, instance: &InstanceSummary, output: Output) -> anyhow::Result<()> {
+        self.at = (instance.execution, instance.updated_at);
+        if self.execution == 0 {
+            // Those before the first look are told by `show`.
+            self.begin(instance.execution, output);
+        }
+        loop {
+            let events = account.client.read_execution_history(&instance.id, self.execution).await?;
+            for event in events.iter().skip(self.events) {
+                output.object("event", &json!({ "event": event }));
+                let kind = short(&format!("{:?}", event.kind), 160);
+                output.line(format!("{}  {:>5}  {kind}", moment(event.timestamp_ms), event.event_id));
+            }
+            self.events = self.events.max(events.len());
+            if self.execution >= instance.execution {
+                return Ok(());
+            }
+            self.begin(self.execution + 1, output);
+        }
+    }
+
+    fn begin(&mut self, execution: u64, output: Output) {
+        (self.execution, self.events) = (execution, 0);
+        output.object("execution", &json!({ "execution": execution }));
+        output.line(format!("execution {execution}"));
     }
 }

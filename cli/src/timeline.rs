@@ -28,7 +28,8 @@ pub fn entries(events: &[Event]) -> Vec<Entry> {
     let mut entries: BTreeMap<u64, Entry> = BTreeMap::new();
     for event in events {
         if let Some((state, output)) = end(&event.kind) {
-            if let Some(begun) = event.source_event_id.and_then(|source| entries.get_mut(&source)) {
+            let begun = event.source_event_id.or_else(|| waiting(&entries, &event.kind));
+            if let Some(begun) = begun.and_then(|begun| entries.get_mut(&begun)) {
                 (begun.ended, begun.state, begun.output) = (Some(event.timestamp_ms), state, output);
                 continue;
             }
@@ -37,6 +38,21 @@ pub fn entries(events: &[Event]) -> Vec<Entry> {
     }
     entries.into_values().collect()
 }
+
+/// What an event from outside is for, which does not say so: of those that wait for its name, the one that began first.
+fn waiting(entries: &BTreeMap<u64, Entry>, kind: &EventKind) -> Option<u64> {
+    let (what, name) = match kind {
+        EventKind::ExternalEvent { name, .. } => (EVENT, name),
+        EventKind::QueueEventDelivered { name, .. } => (QUEUE, name),
+        _ => return None,
+    };
+    let waits = |entry: &&Entry| entry.what == what && entry.state == WAITS && entry.name == *name;
+    entries.values().find(waits).map(|entry| entry.event)
+}
+
+const EVENT: &str = "event";
+const QUEUE: &str = "queue";
+const WAITS: &str = "waits";
 
 /// How something ended, where an event tells of that.
 fn end(kind: &EventKind) -> Option<(&'static str, Option<String>)> {
@@ -53,7 +69,8 @@ fn end(kind: &EventKind) -> Option<(&'static str, Option<String>)> {
         }
         EventKind::ActivityCancelRequested { reason }
         | EventKind::SubOrchestrationCancelRequested { reason }
-        | EventKind::ExternalSubscribedCancelled { reason } => ("cancelled", Some(reason.clone())),
+        | EventKind::ExternalSubscribedCancelled { reason }
+        | EventKind::QueueSubscriptionCancelled { reason } => ("cancelled", Some(reason.clone())),
         _ => return None,
     })
 }
@@ -80,11 +97,14 @@ fn begin(event: &Event) -> Entry {
         EventKind::OrchestrationContinuedAsNew { input } => entry("continued", "", "", Some(input)),
         EventKind::OrchestrationCancelRequested { reason } => entry("asked to stop", reason, "", None),
         EventKind::OrchestrationChained { name, input, .. } => entry("chained", name, "", Some(input)),
-        EventKind::ActivityScheduled { name, input, .. } => entry("activity", name, "waits", Some(input)),
-        EventKind::SubOrchestrationScheduled { name, input, .. } => entry("child", name, "waits", Some(input)),
-        EventKind::TimerCreated { fire_at_ms } => entry("timer", &crate::times::moment(*fire_at_ms), "waits", None),
-        EventKind::ExternalSubscribed { name } | EventKind::QueueSubscribed { name } => {
-            entry("event", name, "waits", None)
+        EventKind::ActivityScheduled { name, input, .. } => entry("activity", name, WAITS, Some(input)),
+        EventKind::SubOrchestrationScheduled { name, input, .. } => entry("child", name, WAITS, Some(input)),
+        EventKind::TimerCreated { fire_at_ms } => entry("timer", &crate::times::moment(*fire_at_ms), WAITS, None),
+        EventKind::ExternalSubscribed { name } => entry(EVENT, name, WAITS, None),
+        EventKind::QueueSubscribed { name } => entry(QUEUE, name, WAITS, None),
+        // It came before anybody waited for it.
+        EventKind::ExternalEvent { name, data } | EventKind::QueueEventDelivered { name, data } => {
+            entry("arrived", name, "", Some(data))
         }
         EventKind::CustomStatusUpdated { status } => entry("status", status.as_deref().unwrap_or(""), "", None),
         EventKind::KeyValueSet { key, value, .. } => entry("value", key, "", Some(value)),
@@ -127,6 +147,23 @@ mod tests {
                 ("completed", String::new(), 160, None, "", Some("end".to_owned())),
             ]
         );
+    }
+
+    #[test]
+    fn an_event_from_outside_ends_the_oldest_wait_for_its_name() {
+        let waits = |id, name: &str| event(id, None, 100, EventKind::ExternalSubscribed { name: name.to_owned() });
+        let comes = |id, name: &str| {
+            event(id, None, 150, EventKind::ExternalEvent { name: name.to_owned(), data: format!("data {id}") })
+        };
+        let history = [waits(2, "a"), waits(3, "b"), waits(4, "b"), comes(5, "b"), comes(6, "c")];
+        let told: Vec<_> = entries(&history).into_iter().map(|e| (e.event, e.what, e.state, e.output)).collect();
+        let expected = [
+            (2, "event", "waits", None),
+            (3, "event", "done", Some("data 5".to_owned())),
+            (4, "event", "waits", None),
+            (6, "arrived", "", None),
+        ];
+        assert_eq!(told, expected);
     }
 
     #[test]

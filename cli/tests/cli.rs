@@ -103,9 +103,20 @@ async fn an_operator_drives_an_instance_from_start_to_end_and_looks_at_it() {
     let shipped = lines.iter().find(|line| line["what"] == "activity").expect("the activity");
     assert_eq!((&shipped["name"], &shipped["state"]), (&"Ship".into(), &"done".into()));
     assert!(shipped["ended"].as_u64() >= shipped["at"].as_u64());
+    let approval = lines.iter().find(|line| line["what"] == "event").expect("the event");
+    assert_eq!((&approval["name"], &approval["state"]), (&"approval".into(), &"done".into()), "it came");
+    assert!(lines.iter().all(|line| line["kind"].is_string()), "each says what it is");
+    assert!(lines.iter().all(|line| line["input"].is_null()), "payloads are on demand");
+    let lines = site.json(&["show", "order-1", "--payloads"]).await;
+    assert!(lines.iter().any(|line| line["input"] == "two books"), "{lines:?}");
     let ran = site.run(&["watch", "order-1"]).await;
     assert_eq!(ran.code, 0);
     assert!(ran.out.contains("completed: shipped two books"), "{ran:?}");
+    let watched = site.json(&["watch", "order-1"]).await;
+    assert_eq!(watched.last().unwrap()["kind"], "end");
+    let events = watched.iter().filter(|line| line["kind"] == "event").count();
+    let history = site.client.read_execution_history("order-1", 1).await.unwrap().len();
+    assert_eq!(events, history, "all of it is told");
     site.runtime.shutdown(None).await;
 }
 
@@ -151,6 +162,9 @@ async fn lists_are_filtered_and_paged_and_families_shown() {
     let ran = site.run(&["list", "--cursor", "rubbish"]).await;
     assert_eq!(ran.code, 1);
     assert!(ran.err.contains("is not a cursor"), "{ran:?}");
+    let ran = site.run(&["list", "--name", ""]).await;
+    assert_eq!(ran.code, 2, "an empty filter is no filter: {ran:?}");
+    assert_eq!(site.json(&["list", "--all"]).await.len(), 8);
     let tree = site.json(&["tree", "family-1"]).await;
     let told: Vec<_> = tree.iter().map(|line| line["depth"].as_u64().unwrap()).collect();
     assert_eq!(told, [0, 1, 1], "{tree:?}");
@@ -182,12 +196,16 @@ async fn what_deletes_says_so_first_and_asks() {
     let ran = site.run(&["purge", "--ended-before", "1h", "--yes"]).await;
     assert!(ran.out.contains("nothing has ended so long ago"), "{ran:?}");
     assert_eq!(there(&site).await, 5, "nothing has gone yet");
+    let ran = site.run(&["prune", "countdown-1", "--keep-last", "2", "--status", "failed", "--yes"]).await;
+    assert!(ran.err.contains("filters are for --all"), "{ran:?}");
+    let ran = site.run(&["prune", "--all", "--keep-last", "2", "--dry-run"]).await;
+    assert!(ran.out.contains("executions of 1 instances would be deleted"), "{ran:?}");
     let pruned = site.json(&["prune", "countdown-1", "--keep-last", "2", "--yes"]).await;
     assert!(pruned.last().unwrap()["deletedExecutions"].as_u64() >= Some(3), "{pruned:?}");
     let child = site.json(&["list", "--parent", "family-1"]).await[0]["id"].as_str().unwrap().to_owned();
     let ran = site.run(&["delete", &child, "--yes"]).await;
     assert!(ran.err.contains("a family goes as a whole"), "{ran:?}");
-    let deleted = site.json(&["delete", "family-1", "--yes"]).await;
+    let deleted = site.json(&["delete", "family-1", "family-1", "--yes"]).await;
     assert_eq!(deleted.last().unwrap()["deletedInstances"], 3, "{deleted:?}");
     let deleted = site.json(&["purge", "--ended-before", "0s", "--yes"]).await;
     assert_eq!(deleted.last().unwrap()["deletedInstances"], 1, "{deleted:?}");
@@ -206,9 +224,13 @@ async fn the_account_the_queues_and_the_fleet_are_told() {
     assert_eq!(ran.out.lines().filter(|line| line.starts_with("ok")).count(), 10, "{}", ran.out);
     assert!(!ran.out.contains(site.account.key()), "no key is shown");
     let ran = site.run(&["check", "--container", "elsewhere"]).await;
+    assert_eq!(ran.code, 0, "a worker with a key would make it");
+    assert!(ran.out.contains("poor   container"), "{ran:?}");
+    let mut command = tool(&["check"]);
+    command.env("COSMOS_ENDPOINT", site.served.endpoint()).env("COSMOS_KEY", "d3Jvbmc=");
+    let ran = finish(command).await;
     assert_eq!(ran.code, 1);
-    assert!(ran.out.contains("WRONG  container"), "{ran:?}");
-    assert!(ran.out.contains("az cosmosdb sql container create"), "{ran:?}");
+    assert!(ran.out.contains("WRONG  account") && !ran.out.contains("d3Jvbmc="), "{ran:?}");
     let ran = site.run(&["list", "--container", "elsewhere"]).await;
     assert_eq!(ran.code, 1, "a tool makes no container");
     let queues = site.json(&["queues"]).await;

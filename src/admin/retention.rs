@@ -18,11 +18,8 @@ use crate::{
 };
 use duroxide::PruneOptions;
 use serde::Deserialize;
-use std::{
-    collections::HashSet,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::HashSet, sync::Arc, time::Duration};
+use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 /// How long a round takes at most, unless a set of deletions takes longer.

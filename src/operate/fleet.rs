@@ -2,7 +2,7 @@
 
 use crate::{
     engine::Engine,
-    model::{MemberDocument, SlotRange, Stand, Tags, Versions},
+    model::{MemberDocument, Millis, SlotRange, Stand, Tags, Versions},
     store::{queries, Lenient, StoreError},
 };
 use serde::Serialize;
@@ -17,6 +17,8 @@ pub struct Member {
     pub name: String,
     /// When the service last heard of it, in milliseconds since 1970, by the service's clock.
     pub last_heard: u64,
+    /// Whether that was less than a minute ago, by this process's clock. What is dead is forgotten after an hour.
+    pub alive: bool,
     /// What it takes of the turns, while a dispatcher there waits for one.
     pub turns: Option<TurnStand>,
     /// What it takes of the activities, while a worker there waits for one.
@@ -55,19 +57,24 @@ pub(super) async fn members(engine: &Arc<Engine>) -> Result<Vec<Member>, StoreEr
     let statement = queries::MEMBERS.statement();
     let found: Vec<Lenient<MemberDocument>> =
         engine.store.query_partition(&MemberDocument::partition(), statement, engine.deadline()).await?;
-    let mut members: Vec<Member> = found.into_iter().filter_map(|Lenient(read)| read).map(Member::of).collect();
+    let mut members: Vec<Member> =
+        found.into_iter().filter_map(|Lenient(read)| read).map(|member| Member::of(member, engine.now())).collect();
     members.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(members)
 }
 
 impl Member {
-    fn of(document: MemberDocument) -> Self {
+    fn of(document: MemberDocument, now: Millis) -> Self {
+        /// A member renews its document every 20 s.
+        const LIFE: Millis = 60_000;
         let MemberDocument { member: name, turns, work, owners, renewed, .. } = document;
         let turns = turns.map(|Stand { need: Versions(versions), slots }| TurnStand { slots, versions });
         let activities = work.map(|Stand { need: Tags { any, untagged, tags }, slots }| {
             let tags = tags.into_iter().collect();
             ActivityStand { slots, any, untagged, tags }
         });
-        Self { name, last_heard: renewed * 1_000, turns, activities, session_owners: owners }
+        let last_heard = renewed * 1_000;
+        let alive = now.saturating_sub(last_heard) < LIFE;
+        Self { name, last_heard, alive, turns, activities, session_owners: owners }
     }
 }

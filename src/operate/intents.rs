@@ -6,7 +6,7 @@ use crate::{
     outbox,
     store::{queries, Freshness, Lenient, StoreError, WriteOutcome},
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// A message that a turn owes to another instance.
@@ -36,7 +36,7 @@ pub struct Intent {
 #[serde(tag = "state", rename_all = "camelCase")]
 #[non_exhaustive]
 pub enum IntentState {
-    /// Its time has come, and whoever looks next delivers it.
+    /// Whoever looks next delivers it, or, where that has failed before, tries again after a pause.
     Late,
     /// It can't be delivered, and nobody tries.
     Poisoned {
@@ -47,26 +47,43 @@ pub enum IntentState {
 
 pub(super) async fn late(engine: &Arc<Engine>) -> Result<Vec<Intent>, StoreError> {
     let statement = queries::LATE_INTENTS.statement().bind("@now", engine.now());
-    let found: Vec<Lenient<IntentDocument>> = engine.store.query_container(statement, engine.deadline()).await?;
+    let found: Vec<Lenient<Row>> = engine.store.query_container(statement, engine.deadline()).await?;
     let mut intents: Vec<Intent> = found.into_iter().filter_map(|Lenient(read)| read).map(Intent::of).collect();
     intents.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
     Ok(intents)
 }
 
+/// A row of the query.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Row {
+    id: DocumentId,
+    instance_id: Partition,
+    target: Partition,
+    created_at: Millis,
+    #[serde(default)]
+    attempts: u32,
+    #[serde(default)]
+    poisoned: Option<String>,
+    /// The beginning of the work item.
+    #[serde(default)]
+    item: String,
+}
+
 impl Intent {
-    fn of(document: IntentDocument) -> Self {
+    fn of(row: Row) -> Self {
         let named = |partition: &Partition| partition.instance_id().unwrap_or_default().to_owned();
-        let item = document.document.get("item").and_then(serde_json::Value::as_str).unwrap_or_default();
-        let item = serde_json::from_str::<serde_json::Value>(item).unwrap_or_default();
-        let message = item.as_object().and_then(|item| item.keys().next().cloned());
+        // A work item is an object with its kind as the only name.
+        let message =
+            row.item.strip_prefix("{\"").and_then(|item| item.split_once('"')).map(|(kind, _)| kind.to_owned());
         Self {
-            instance: named(&document.instance_id),
-            id: document.id.to_string(),
-            target: named(&document.target),
+            instance: named(&row.instance_id),
+            id: row.id.to_string(),
+            target: named(&row.target),
             message: message.unwrap_or_else(|| "a message that can't be read".to_owned()),
-            created_at: document.created_at,
-            attempts: document.attempts,
-            state: document.poisoned.map_or(IntentState::Late, |reason| IntentState::Poisoned { reason }),
+            created_at: row.created_at,
+            attempts: row.attempts,
+            state: row.poisoned.map_or(IntentState::Late, |reason| IntentState::Poisoned { reason }),
         }
     }
 }

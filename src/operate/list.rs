@@ -140,9 +140,12 @@ pub(super) async fn page(
         .statement()
         .bind("@until", until)
         .bind("@from", query.created_after.unwrap_or(0))
-        .bind("@status", query.status.as_deref().unwrap_or_default())
-        .bind("@name", query.name.as_deref().unwrap_or_default())
-        .bind("@parent", query.parent.as_deref().unwrap_or_default());
+        .bind("@status", query.status.as_deref())
+        .bind("@anyStatus", query.status.is_none())
+        .bind("@name", query.name.as_deref())
+        .bind("@anyName", query.name.is_none())
+        .bind("@parent", query.parent.as_deref())
+        .bind("@anyParent", query.parent.is_none());
     let page_size = NonZeroU32::new(u32::try_from(limit + 1).unwrap_or(u32::MAX)).unwrap_or(NonZeroU32::MIN);
     let mut pages = engine.store.container_pages::<Row>(statement.in_pages_of(page_size), engine.deadline())?;
     let text = query.text.as_deref().map(str::to_lowercase);

@@ -64,8 +64,8 @@ impl CosmosDBProvider {
         fleet::members(self.engine()).await
     }
 
-    /// Messages that turns owe to other instances and that nobody has delivered yet although it is time, and those that can't be delivered.
-    /// A thousand at most.
+    /// Messages that turns owe to other instances and that nobody has delivered yet although it is time, those that could not be delivered so
+    /// far, and those that never can. A thousand at most.
     pub async fn late_intents(&self) -> Result<Vec<Intent>, StoreError> {
         intents::late(self.engine()).await
     }

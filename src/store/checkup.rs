@@ -1,10 +1,11 @@
 //! What opening a container looks at, one after the other, and told apart. Nothing is made or changed.
 //!
-//! Whether documents may be written is found out with the deletion of one that is not there: 404 to those who may, 403 to those who may not.
+//! Whether documents may be written is found out with the replacement and the deletion of one that is not there: 404 to those who may, 403 to
+//! those who may not.
 
 use super::{
     bootstrap::{Found, Opening},
-    connect, format, Store, StoreError,
+    connect, format, queries, Deadline, Store, StoreError,
 };
 use crate::{
     config::CosmosDBProviderConfig,
@@ -44,6 +45,11 @@ pub(crate) async fn run(config: &CosmosDBProviderConfig) -> Vec<(&'static str, L
     let opening = Opening::new(client.endpoint().host_str(), config, TIME);
     let Found { container, properties } = match opening.inspect(&client).await {
         Ok(found) => found,
+        Err(StoreError::Missing { .. }) if config.create_if_missing() => {
+            let line = "it is not there: whoever opens it first makes it, if that may be";
+            lines.push(("container", Line::Poor(line.to_owned())));
+            return lines;
+        }
         Err(error) => {
             lines.push(("container", Line::Wrong(error.to_string())));
             return lines;
@@ -68,12 +74,20 @@ pub(crate) async fn run(config: &CosmosDBProviderConfig) -> Vec<(&'static str, L
         Err(error) => Line::Wrong(error.to_string()),
     };
     lines.push(("format", format));
-    let nothing = DocumentId::new("check", &[]);
-    let deleted = store.delete(&Partition::system("check"), &nothing, None, opening.deadline()).await;
-    lines.push(("role", Line::of(deleted.map(drop), "documents may be read and written")));
     lines.push((
-        "consistency",
-        Line::Fine("reads ask for session consistency, and go where writes go where they decide".to_owned()),
+        "role",
+        Line::of(may_write(&store, opening.deadline()).await, "documents may be read, queried and written"),
     ));
+    let consistency = "whatever the account's default is, reads ask for session consistency, and those that decide go where writes go";
+    lines.push(("consistency", Line::Fine(consistency.to_owned())));
     lines
+}
+
+/// Whether documents may be queried, replaced and deleted.
+async fn may_write(store: &Store, deadline: Deadline) -> Result<(), StoreError> {
+    let (partition, nothing) = (Partition::system("check"), DocumentId::new("check", &[]));
+    store.query_partition::<serde_json::Value>(&partition, queries::VALUES.statement(), deadline).await?;
+    let document = serde_json::json!({ "id": nothing, "instanceId": partition });
+    store.replace(&partition, &nothing, &document, None, deadline).await?;
+    store.delete(&partition, &nothing, None, deadline).await.map(drop)
 }

@@ -240,14 +240,14 @@ pub(crate) const INSTANCES_BY_STATUS: QueryText = QueryText {
            ORDER BY c.createdAt DESC",
 };
 
-/// A page of instances, newest first, from a time back; what is empty is not asked for. Index: `type`, `createdAt`, `status`, `name`,
+/// A page of instances, newest first, from a time back; what any may have is not asked for. Index: `type`, `createdAt`, `status`, `name`,
 /// `parent`.
 pub(crate) const INSTANCE_PAGE: QueryText = QueryText {
     name: "instance_page",
     text: "SELECT c.instanceId, c.status, c.name, c.version, c.parent, c.execution, c.createdAt, c.updatedAt, c.completedAt, \
            c.deleting FROM c WHERE c.type = 'instance' AND IS_DEFINED(c.status) \
-           AND c.createdAt <= @until AND c.createdAt >= @from AND (@status = '' OR c.status = @status) \
-           AND (@name = '' OR c.name = @name) AND (@parent = '' OR c.parent = @parent) ORDER BY c.createdAt DESC",
+           AND c.createdAt <= @until AND c.createdAt >= @from AND (@anyStatus = true OR c.status = @status) \
+           AND (@anyName = true OR c.name = @name) AND (@anyParent = true OR c.parent = @parent) ORDER BY c.createdAt DESC",
 };
 
 /// Instances with their parent and end, for bulk operations. Index: `type`, `createdAt`.
@@ -316,10 +316,11 @@ pub(crate) const QUEUED_WORK: QueryText = QueryText {
            WHERE c.type = 'work' AND IS_DEFINED(c.due) ORDER BY c.due",
 };
 
-/// Messages that turns owe and that are late, or that can't be delivered: those have no time. Index: `type`, `due`.
+/// Messages that turns owe and that are late, that could not be delivered so far, or never can: those have no time. Index: `type`, `due`.
 pub(crate) const LATE_INTENTS: QueryText = QueryText {
     name: "late_intents",
-    text: "SELECT TOP 1000 * FROM c WHERE c.type = 'intent' AND (c.due <= @now OR NOT IS_DEFINED(c.due))",
+    text: "SELECT TOP 1000 c.id, c.instanceId, c.target, c.createdAt, c.attempts, c.poisoned, LEFT(c.document.item, 64) AS item \
+           FROM c WHERE c.type = 'intent' AND (c.due <= @now OR NOT IS_DEFINED(c.due) OR c.attempts > 0)",
 };
 
 /// Every query of the provider.

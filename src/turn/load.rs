@@ -3,7 +3,7 @@
 use super::cache::Contents;
 use crate::{
     engine::Engine,
-    model::{kind, HistoryDocument, KvDocument, Marks, MessageDocument, Millis, Partition},
+    model::{kind, EventSet, HistoryDocument, KvDocument, Marks, MessageDocument, Millis, Partition},
     store::{queries, Deadline, Patience, StoreError, Versioned},
 };
 use duroxide::Event;
@@ -37,14 +37,31 @@ pub(crate) struct Loaded {
     pub(crate) contents: Result<Contents, String>,
 }
 
-/// Loads what the claim of an instance in this execution protects. With `warm` contents, only the messages are asked for.
+impl Loaded {
+    /// What the history lacks of the events that the instance's document says there are, which the claim has proved. What can't be read is
+    /// another matter.
+    pub(crate) fn lacks(&self, events: &EventSet) -> Option<String> {
+        let history = &self.contents.as_ref().ok()?.history;
+        let mut found = EventSet::default();
+        for event in history.iter() {
+            found.insert(event.event_id);
+        }
+        (found != *events).then(|| {
+            let (is, must) = (found.len(), events.len());
+            format!("the history has {is} events up to {}, and must have {must} up to {}", found.last(), events.last())
+        })
+    }
+}
+
+/// Loads what the claim of an instance in this execution protects. With `warm` contents, only the messages are asked for. Who insists wants what
+/// was committed, not what a replica has heard of.
 pub(crate) async fn load(
     engine: &Engine,
     partition: &Partition,
     execution: u64,
     warm: Option<Contents>,
     now: Millis,
-    sight: Sight,
+    (sight, insists): (Sight, bool),
 ) -> Result<Loaded, StoreError> {
     // As long as pages come, the claim's lock is kept: a long history can't starve under throttling.
     let patience = Patience::PerPage(engine.config.operation_timeout());
@@ -56,6 +73,7 @@ pub(crate) async fn load(
     }
     let statement = queries::TURN.statement().bind("@now", now).bind("@execution", execution);
     let statement = statement.bind("@parked", sight.parked());
+    let statement = if insists { statement.latest_committed() } else { statement };
     let mut pages = engine.store.partition_pages(partition, statement, patience)?;
     let mut sorted = Sorted::default();
     while let Some(page) = pages.next().await? {
@@ -210,6 +228,25 @@ mod tests {
         let starts: Vec<&str> = turn.iter().filter(|m| m.document.starts).map(|m| m.document.seq.as_str()).collect();
         assert_eq!(starts, ["004000", "005000"]);
         assert!(turn.windows(2).all(|pair| pair[0].document.seq < pair[1].document.seq));
+    }
+
+    #[test]
+    fn a_history_without_all_of_its_events_or_with_others_is_known() {
+        let history = |ids: std::ops::Range<u64>| {
+            let event = |id| Event::with_event_id(id, "a", 1, None, duroxide::EventKind::TimerFired { fire_at_ms: 0 });
+            let contents =
+                Contents::new(ids.map(event).collect::<Vec<_>>(), 0, Some(BTreeMap::new()), Marks::default());
+            Loaded { messages: Vec::new(), more: false, contents: Ok(contents) }
+        };
+        let mut events = EventSet::default();
+        assert_eq!(history(1..1).lacks(&events), None);
+        assert!((1..4).all(|id| events.insert(id)));
+        assert_eq!(history(1..4).lacks(&events), None);
+        let lacks = history(1..3).lacks(&events).expect("one is missing");
+        assert_eq!(lacks, "the history has 2 events up to 2, and must have 3 up to 3");
+        assert!(history(1..5).lacks(&events).is_some() && history(2..4).lacks(&events).is_some());
+        let unreadable = Loaded { contents: Err("garbage".to_owned()), ..history(1..3) };
+        assert_eq!(unreadable.lacks(&events), None);
     }
 
     #[test]

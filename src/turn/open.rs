@@ -131,9 +131,39 @@ async fn contents_of(
         }
         return Ok(Loaded { messages, more: false, contents: Ok(contents.clone()) });
     }
-    let (partition, execution) = (hint.partition.clone(), ours.document.execution);
-    engine.dispatch.asked(&partition);
-    let loading = load::load(engine, &partition, execution, warm, ours.claimed_at, sight);
+    engine.dispatch.asked(&hint.partition);
+    let is_warm = warm.is_some();
+    let mut loaded = load(engine, ours, warm, sight, false).await?;
+    let mut pause = FIRST_PAUSE;
+    while let Some(lacks) = loaded.lacks(&ours.document.events).filter(|_| !is_warm) {
+        if pause > LAST_PAUSE {
+            // It is not there, wherever it is asked for.
+            return Ok(Loaded { contents: Err(lacks), ..loaded });
+        }
+        debug!(instance_id = hint.partition.instance_id(), lacks, "a replica that lags has answered: asking again");
+        tokio::time::sleep(pause).await;
+        pause *= 2;
+        loaded = load(engine, ours, None, sight, true).await?;
+    }
+    Ok(loaded)
+}
+
+/// How long a history that is not what the instance's document says is waited for, a replica that lags having answered: 100 ms, then
+/// twice as long each time.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LAST_PAUSE: Duration = Duration::from_millis(1_600);
+
+/// Asks the service for what the claim protects, and keeps the lock meanwhile. Who insists wants what was committed, not what a replica has
+/// heard of.
+async fn load(
+    engine: &Engine,
+    ours: &mut Ours,
+    warm: Option<Contents>,
+    sight: Sight,
+    insists: bool,
+) -> Result<Loaded, StoreError> {
+    let (partition, execution) = (ours.document.instance_id.clone(), ours.document.execution);
+    let loading = load::load(engine, &partition, execution, warm, ours.claimed_at, (sight, insists));
     tokio::pin!(loading);
     loop {
         // A long history may take longer than the lock lives.

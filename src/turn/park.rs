@@ -41,7 +41,8 @@ pub(super) async fn park(engine: &Engine, ours: &mut Ours, loaded: Loaded) -> Re
             return Ok(());
         }
         let warm = Some(load::nothing());
-        let next = load::load(engine, &partition, ours.document.execution, warm, engine.now(), Sight::Visible).await?;
+        let next = load::load(engine, &partition, ours.document.execution, warm, engine.now(), (Sight::Visible, false))
+            .await?;
         let has_turn = next.messages.iter().any(|m| m.document.starts) || open::parse_items(&next.messages).1.is_some();
         if has_turn {
             engine.dispatch.offer_rest(&partition);
