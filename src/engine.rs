@@ -34,8 +34,8 @@ pub(crate) struct Engine {
     pub(crate) orders: Orders,
     /// Held while what a poll has seen of others' messages is delivered.
     pub(crate) reconciling: tokio::sync::Mutex<()>,
-    /// Held while what has ended long ago is deleted.
-    pub(crate) retiring: tokio::sync::Mutex<()>,
+    /// Held while what has ended long ago is deleted: when that was last thought of.
+    pub(crate) retiring: tokio::sync::Mutex<Option<tokio::time::Instant>>,
     /// Held while finished instances are moved into the counters.
     pub(crate) sealing: tokio::sync::Mutex<()>,
     /// Held while the counters' note of what is erased is written, so that this process does not race itself.

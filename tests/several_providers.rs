@@ -8,6 +8,7 @@ use duroxide::{
     runtime::{registry::ActivityRegistry, Runtime},
     ActivityContext, Client, EventKind, OrchestrationContext, OrchestrationRegistry, OrchestrationStatus,
 };
+use duroxide_cosmos::operate;
 use scene::*;
 use std::{
     collections::BTreeMap,
@@ -60,6 +61,14 @@ async fn three_runtimes_share_a_hundred_orchestrations_and_each_is_run_once() {
     // The client's own provider runs nothing.
     let store = Arc::new(scene.provider("client").await);
     let client = Client::new(store.clone());
+    // Those who are there first could do all of it before the last one is.
+    let all_wait = async {
+        let waits = |member: &operate::Member| member.turns.is_some() && member.activities.is_some();
+        while store.members().await.unwrap().iter().filter(|member| waits(member)).count() < PROVIDERS {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, all_wait).await.expect("all of them wait for work");
     for n in 0..ORCHESTRATIONS {
         client.start_orchestration(format!("i{n}"), "Orchestration", format!("i{n}")).await.unwrap();
     }

@@ -22,6 +22,8 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
+/// How often a process thinks of it: a little less often than another's word for it lasts.
+const EVERY: Duration = Duration::from_secs(27);
 /// How long a round takes at most, unless a set of deletions takes longer.
 const ROUND: Duration = Duration::from_secs(20);
 /// A family that can't go yet is looked at again after that.
@@ -45,7 +47,11 @@ pub(crate) fn soon(engine: &Arc<Engine>) {
     }
     let engine_too = engine.clone();
     engine.spawn(async move {
-        let Ok(_alone) = engine_too.retiring.try_lock() else { return };
+        let Ok(mut last) = engine_too.retiring.try_lock() else { return };
+        if last.is_some_and(|last| last.elapsed() < EVERY) {
+            return;
+        }
+        *last = Some(Instant::now());
         if !shared::begins(&engine_too, shared::RETENTION).await {
             return;
         }
