@@ -177,7 +177,7 @@ fn system() -> u64 {
 }
 
 fn hours_ahead() -> CosmosDBProviderConfig {
-    quiet().with_clock(Clock::from_fn(|| system() + 7_200_000))
+    quiet().with_clock(off_by(7_200_000))
 }
 
 /// Waits until a request has come to the gate.

@@ -4,7 +4,7 @@ use crate::{
     account::Account,
     look::{family, not_found, Filter, Status},
     output::{plain, Output},
-    times::{length, now, parse_length},
+    times::{self, length, parse_length},
     End, Result,
 };
 use anyhow::{bail, ensure};
@@ -220,7 +220,7 @@ impl Prune {
             None => all(account, &self.filter.query(), |instance| instance.execution > 1).await?,
         };
         let mut options = PruneOptions { keep_last: self.keep_last, ..PruneOptions::default() };
-        options.completed_before = self.ended_before.map(back);
+        options.completed_before = self.ended_before.map(times::before);
         let (mut doomed, mut executions) = (Vec::new(), 0);
         for instance in instances {
             let going = self.going(account, &instance.id).await?;
@@ -275,7 +275,7 @@ impl Prune {
         let keep = self.keep_last.map_or(0, |keep| keep.saturating_sub(1) as usize);
         executions.truncate(executions.len().saturating_sub(keep));
         let Some(age) = self.ended_before else { return Ok(executions) };
-        let (mut going, before) = (Vec::new(), back(age));
+        let (mut going, before) = (Vec::new(), times::before(age));
         for execution in executions.into_iter().filter(|execution| Some(*execution) != current) {
             let info = account.client.get_execution_info(id, execution).await?;
             if info.completed_at.is_some_and(|end| end < before) {
@@ -284,10 +284,6 @@ impl Prune {
         }
         Ok(going)
     }
-}
-
-fn back(age: Duration) -> u64 {
-    now().saturating_sub(u64::try_from(age.as_millis()).unwrap_or(u64::MAX))
 }
 
 /// Every instance that a query and a test take.
@@ -334,7 +330,7 @@ pub enum Ended {
 
 impl Purge {
     pub async fn run(self, account: &Account, output: Output) -> Result {
-        let before = back(self.ended_before);
+        let before = times::before(self.ended_before);
         let statuses = match self.status {
             Some(Ended::Completed) => vec![Status::Completed],
             Some(Ended::Failed) => vec![Status::Failed],

@@ -3,7 +3,7 @@
 use crate::{
     account::Account,
     output::{nobody_reads, short, Output},
-    times::{ago, length, moment, now, parse_length},
+    times::{ago, before, length, moment, parse_length},
     End, Result,
 };
 use anyhow::ensure;
@@ -89,12 +89,11 @@ impl Filter {
     }
 
     pub fn query(&self) -> InstanceQuery {
-        let back = |age: Duration| now().saturating_sub(u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
         let mut query = InstanceQuery::default();
         query.status = self.status.map(|status| status.as_str().to_owned());
         (query.name, query.parent, query.text) = (self.name.clone(), self.parent.clone(), self.text.clone());
-        query.created_after = self.newer_than.map(back);
-        query.created_before = self.older_than.map(back);
+        query.created_after = self.newer_than.map(before);
+        query.created_before = self.older_than.map(before);
         query
     }
 }

@@ -6,6 +6,11 @@ pub fn now() -> u64 {
     u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()).unwrap_or(u64::MAX)
 }
 
+/// The moment so long ago.
+pub fn before(age: Duration) -> u64 {
+    now().saturating_sub(u64::try_from(age.as_millis()).unwrap_or(u64::MAX))
+}
+
 /// A moment, to the millisecond, in UTC.
 pub fn moment(millis: u64) -> String {
     let time = i64::try_from(millis).ok().and_then(|millis| jiff::Timestamp::from_millisecond(millis).ok());

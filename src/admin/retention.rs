@@ -55,7 +55,7 @@ pub(crate) fn soon(engine: &Arc<Engine>) {
         if !shared::begins(&engine_too, shared::RETENTION).await {
             return;
         }
-        match in_background(round(&engine_too)).await {
+        match round(&engine_too).await {
             Ok(0) => {}
             Ok(gone) => info!(instances = gone, "deleted what had ended long enough ago"),
             Err(error) => warn!(%error, "what has ended long enough ago is deleted later"),
@@ -63,8 +63,12 @@ pub(crate) fn soon(engine: &Arc<Engine>) {
     });
 }
 
-/// Deletes what has ended long enough ago; how many instances.
+/// Deletes what has ended long enough ago; how many instances. All of it lets others go first.
 pub(crate) async fn round(engine: &Arc<Engine>) -> Result<u64, StoreError> {
+    in_background(retire_all(engine)).await
+}
+
+async fn retire_all(engine: &Arc<Engine>) -> Result<u64, StoreError> {
     let setting = engine.config.retention();
     let ways = [
         (Ending::Completed, setting.completed()),

@@ -2,7 +2,7 @@
 
 use crate::{
     engine::Engine,
-    model::{MessageDocument, Millis},
+    model::{MessageDocument, Millis, Partition},
     store::{queries, StoreError},
 };
 use serde::{Deserialize, Serialize};
@@ -62,7 +62,7 @@ pub struct ActivityQueue {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct MessageRow {
-    instance_id: crate::model::Partition,
+    instance_id: Partition,
     due: Millis,
     #[serde(default)]
     created_at: Millis,
@@ -71,7 +71,7 @@ struct MessageRow {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct WorkRow {
-    instance_id: crate::model::Partition,
+    instance_id: Partition,
     due: Millis,
     #[serde(default)]
     tag: Option<String>,
@@ -133,7 +133,7 @@ fn activities(work: &[WorkRow], now: Millis) -> Vec<ActivityQueue> {
 }
 
 /// Keeps the oldest.
-fn note(oldest: &mut Option<u64>, whose: &mut Option<String>, since: Millis, instance: &crate::model::Partition) {
+fn note(oldest: &mut Option<u64>, whose: &mut Option<String>, since: Millis, instance: &Partition) {
     if oldest.is_none_or(|oldest| since < oldest) {
         (*oldest, *whose) = (Some(since), instance.instance_id().map(ToOwned::to_owned));
     }
@@ -142,7 +142,6 @@ fn note(oldest: &mut Option<u64>, whose: &mut Option<String>, since: Millis, ins
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Partition;
 
     fn instance(name: &str) -> Partition {
         Partition::instance(name).unwrap()

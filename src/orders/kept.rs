@@ -126,9 +126,10 @@ impl Drop for Kept {
 fn enclose_start(document: &mut InstanceDocument, operations: &mut Vec<Operation>) {
     let start = operations.iter().enumerate().find_map(|(at, operation)| {
         let Operation::Create { document: created } = operation else { return None };
-        let is_message = created.get("type").is_some_and(|created| created == kind::MESSAGE);
-        let message = serde_json::from_value::<MessageDocument>(created.clone()).ok().filter(|_| is_message)?;
-        message.starts.then_some((at, message))
+        let is_start = created.get("type").is_some_and(|kind| kind == kind::MESSAGE)
+            && created.get("starts").is_some_and(|starts| starts == true);
+        let message = is_start.then(|| serde_json::from_value::<MessageDocument>(created.clone()).ok()).flatten()?;
+        Some((at, message))
     });
     if let Some((at, _)) = start.filter(|(_, message)| document.enclose(message)) {
         operations.remove(at);

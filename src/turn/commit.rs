@@ -8,7 +8,7 @@ use super::{
     cache::Known,
     failure, instance_id, load, lock_lost,
     plan::{self, Ack, Plan, Unplannable},
-    release, staging, Phase, TurnHandle, TurnState,
+    release, staging, Phase, TurnHandle, TurnState, ROOM,
 };
 use crate::{
     admin::retention,
@@ -199,8 +199,6 @@ fn refuse(handle: &TurnHandle, unplannable: Unplannable) -> Trouble {
 }
 
 fn fits(plan: &Plan) -> bool {
-    /// For the instance's document, with a message in it.
-    const ROOM: usize = 32 * 1024;
     let operations = || plan.consumption.iter().chain(&plan.operations);
     let bytes: usize = operations().map(Operation::size).sum();
     operations().count() < batch::MAX_OPERATIONS && bytes + ROOM <= batch::MAX_BYTES

@@ -33,6 +33,9 @@ use azure_core::http::Etag;
 use cache::Contents;
 use std::collections::BTreeMap;
 
+/// Room that a batch keeps for the instance's document, with a message in it, and for that message where it is written out.
+const ROOM: usize = 32 * 1024;
+
 /// The id of every instance's hot document.
 pub(crate) fn instance_id() -> DocumentId {
     InstanceDocument::document_id()

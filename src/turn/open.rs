@@ -135,7 +135,9 @@ async fn contents_of(
     let is_warm = warm.is_some();
     let mut loaded = load(engine, ours, warm, sight, false).await?;
     let mut pause = FIRST_PAUSE;
-    while let Some(lacks) = loaded.lacks(&ours.document.events).filter(|_| !is_warm) {
+    // What is warm was proved by the claim, and may be long.
+    let lacks = |loaded: &Loaded, ours: &Ours| (!is_warm).then(|| loaded.lacks(&ours.document.events)).flatten();
+    while let Some(lacks) = lacks(&loaded, ours) {
         if pause > LAST_PAUSE {
             // It is not there, wherever it is asked for.
             return Ok(Loaded { contents: Err(lacks), ..loaded });

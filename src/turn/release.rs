@@ -1,6 +1,6 @@
 //! Giving a turn back, renewing its lock, and cleaning up after a claim that came to nothing.
 
-use super::{cache::Known, instance_id, lock_lost, Phase, TurnHandle, TurnState};
+use super::{cache::Known, instance_id, lock_lost, Phase, TurnHandle, TurnState, ROOM};
 use crate::{
     engine::Engine,
     model::{InstanceDocument, MessageDocument, Millis, Partition},
@@ -251,8 +251,6 @@ async fn release_with(
 
 /// Replacements of messages, in parts that fit a batch together with the fence and a message that was enclosed; at least one part.
 pub(super) fn chunked(messages: &[Versioned<MessageDocument>]) -> Result<Vec<Vec<Operation>>, StoreError> {
-    /// For the instance's document and the message.
-    const ROOM: usize = 32 * 1024;
     let mut chunks: Vec<Vec<Operation>> = vec![Vec::new()];
     let mut bytes = 0;
     for Versioned { document: message, etag } in messages {

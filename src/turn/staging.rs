@@ -9,7 +9,7 @@
 //! Crash points: before the commit, the parts are dead: the next claim sweeps what the note names, under its own fence. After
 //! it, whoever reads, claims or polls the instance rolls it forward before anything else.
 
-use super::{cache::Known, claim::Ours, instance_id, release, TurnHandle, TurnState};
+use super::{cache::Known, claim::Ours, instance_id, release, TurnHandle, TurnState, ROOM};
 use crate::{
     dispatch,
     engine::Engine,
@@ -55,13 +55,13 @@ pub(crate) async fn stage(
 
 /// Parts that each fit one batch, together with the fence and the operation that deletes their document.
 fn split(operations: &[Operation]) -> Vec<Vec<Operation>> {
-    // For the instance's document, with a message in it.
-    const ROOM: usize = batch::MAX_BYTES - 32 * 1024;
     let mut parts: Vec<Vec<Operation>> = Vec::new();
     let mut bytes = 0;
     for operation in operations {
         let size = operation.size();
-        let full = parts.last().is_none_or(|part| part.len() + 3 > batch::MAX_OPERATIONS || bytes + size > ROOM);
+        let full = parts
+            .last()
+            .is_none_or(|part| part.len() + 3 > batch::MAX_OPERATIONS || bytes + size > batch::MAX_BYTES - ROOM);
         if full {
             parts.push(Vec::new());
             bytes = 0;
