@@ -8,7 +8,7 @@ use duroxide::{
     runtime::{registry::ActivityRegistry, Runtime},
     ActivityContext, Client, EventKind, OrchestrationContext, OrchestrationRegistry, OrchestrationStatus,
 };
-use duroxide_cosmos::operate;
+use duroxide_cosmos::{operate, SLOTS};
 use scene::*;
 use std::{
     collections::BTreeMap,
@@ -61,14 +61,23 @@ async fn three_runtimes_share_a_hundred_orchestrations_and_each_is_run_once() {
     // The client's own provider runs nothing.
     let store = Arc::new(scene.provider("client").await);
     let client = Client::new(store.clone());
-    // Those who are there first could do all of it before the last one is.
-    let all_wait = async {
-        let waits = |member: &operate::Member| member.turns.is_some() && member.activities.is_some();
-        while store.members().await.unwrap().iter().filter(|member| waits(member)).count() < PROVIDERS {
+    // Who has just come says that every slot is its own, until it has listed the others. A client that reads that sends
+    // all of it to two of them for some seconds, and they are done by then.
+    let share_all = async {
+        let slots = |member: &operate::Member| {
+            let (turns, activities) = (member.turns.as_ref()?.slots, member.activities.as_ref()?.slots);
+            let (from, to) = turns.bounds();
+            (turns == activities).then_some(to - from)
+        };
+        loop {
+            let shares: Vec<u16> = store.members().await.unwrap().iter().filter_map(slots).collect();
+            if shares.len() == PROVIDERS && shares.iter().sum::<u16>() == SLOTS {
+                return;
+            }
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, all_wait).await.expect("all of them wait for work");
+    tokio::time::timeout(PATIENCE, share_all).await.expect("they share the slots among them");
     for n in 0..ORCHESTRATIONS {
         client.start_orchestration(format!("i{n}"), "Orchestration", format!("i{n}")).await.unwrap();
     }
