@@ -6,6 +6,7 @@
 
 mod account;
 mod delete;
+mod doctor;
 mod drive;
 mod look;
 mod output;
@@ -70,6 +71,8 @@ enum Command {
     Queues(look::Queues),
     /// Shows the processes that look for work
     Fleet,
+    /// Says why instances stand still, and what is wrong with them; with --repair, mends what it can. Then it changes
+    Doctor(doctor::Doctor),
     /// Deletes instances with their children. Changes
     Delete(delete::Delete),
     /// Deletes old executions of instances that continue as new. Changes
@@ -158,6 +161,7 @@ async fn run(options: Options) -> Result {
         Command::Cancel(cancel) => cancel.run(&account, output).await,
         Command::Queues(queues) => queues.run(&account, output).await,
         Command::Fleet => look::fleet(&account, output).await,
+        Command::Doctor(doctor) => doctor.run(&account, output).await,
         Command::Delete(delete) => delete.run(&account, output).await,
         Command::Prune(prune) => prune.run(&account, output).await,
         Command::Purge(purge) => purge.run(&account, output).await,

@@ -264,3 +264,44 @@ async fn who_names_no_account_is_told_how_to_get_one_and_shells_get_completions(
     let ran = finish(tool(&["list", "--status", "broken"])).await;
     assert_eq!(ran.code, 2);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_doctor_says_what_is_wrong_and_mends_it_when_told_to() {
+    let site = Site::open().await;
+    site.play("well", "Family", "2").await;
+    site.client.start_orchestration("order", "Order", "two books").await.unwrap();
+    site.client.wait_for_status_change("order", 0, Duration::from_millis(20), PATIENCE).await.unwrap();
+    let ran = site.run(&["doctor", "order"]).await;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert!(ran.out.contains("waits for event approval") && ran.out.contains("nothing is wrong"), "{ran:?}");
+    assert_eq!(site.run(&["doctor", "nobody"]).await.code, 3);
+    // Somebody deletes what says what the instance is.
+    let client = site.account.client_named("vandal").await;
+    let container = client.database_client("duroxide").container_client("duroxide", None).await.unwrap();
+    container.delete_item("order", "instance", None).await.unwrap();
+    let ran = site.run(&["doctor", "order"]).await;
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.out.contains("lost instance") && ran.out.contains("repair: make it from the history"), "{ran:?}");
+    assert!(ran.out.contains("--repair mends 1"), "{ran:?}");
+    // It asks first, and where nobody can answer it changes nothing.
+    let ran = site.run(&["doctor", "--all", "--repair"]).await;
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.err.contains("say --yes"), "{ran:?}");
+    let found = site.run(&["doctor", "--all", "--json"]).await;
+    let lines: Vec<Value> = found.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((found.code, lines.len()), (1, 1), "{found:?}");
+    assert_eq!((lines[0]["kind"].as_str(), lines[0]["instance"].as_str()), (Some("diagnosis"), Some("order")));
+    let finding = &lines[0]["findings"][0];
+    assert_eq!((finding["reason"].as_str(), finding["remedy"].as_str()), (Some("lostInstance"), Some("repair")));
+    let ran = site.run(&["doctor", "--all", "--repair", "--yes"]).await;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert!(ran.out.contains("mended 1"), "{ran:?}");
+    let ran = site.run(&["doctor", "--all"]).await;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert!(ran.out.contains("0 with something wrong"), "{ran:?}");
+    // It goes on from where it was.
+    site.run(&["raise", "order", "approval", "yes"]).await;
+    let ran = site.run(&["wait", "order"]).await;
+    assert_eq!((ran.code, ran.out.trim()), (0, "shipped two books"), "{ran:?}");
+    site.runtime.shutdown(None).await;
+}

@@ -131,17 +131,17 @@ pub struct Trap {
     pub frozen: bool,
 }
 
+/// The moments of every world, and those that are only where work is handed over: a trap for one of them never springs elsewhere.
+const MOMENTS: [Moment; 5] =
+    [Moment::Stages, Moment::CommitsInParts, Moment::EndsActivity, Moment::HandsOver, Moment::KeepsLock];
+const MOMENTS_OF_ALL: usize = 3;
+
 /// Draws the stops of workers at the worst of moments, in order. Where clocks are right they stay so.
-pub fn traps(dice: &mut Dice, worst_skew: i64) -> Vec<Trap> {
+pub fn traps(dice: &mut Dice, worst_skew: i64, hand_over: bool) -> Vec<Trap> {
     let worst = u64::try_from(worst_skew).unwrap_or(0);
+    let moments = if hand_over { &MOMENTS[..] } else { &MOMENTS[..MOMENTS_OF_ALL] };
     let trap = |dice: &mut Dice| {
-        let moment = *dice.pick(&[
-            Moment::Stages,
-            Moment::CommitsInParts,
-            Moment::EndsActivity,
-            Moment::HandsOver,
-            Moment::KeepsLock,
-        ]);
+        let moment = *dice.pick(moments);
         let (requests, pause) = (dice.among(0..=3), dice.among(300..=9_000));
         let frozen = pause <= worst && !dice.one_in(3);
         Trap { moment, requests, pause: Duration::from_millis(pause), frozen }

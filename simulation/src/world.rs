@@ -68,6 +68,7 @@ impl Plan {
         let workers: Vec<Setup> = (0..worker_count).map(|n| worker_setup(dice, &setup, n)).collect();
         let skews = workers.iter().map(|_| fate::skew(dice, worst_skew)).collect();
         let climate = climate(dice, worker_count, rough);
+        let hand_over = !Dice::new(seed.rotate_left(16)).one_in(4);
         let blows = if dice.one_in(5) { Vec::new() } else { fate::draw(dice, worker_count, rough, worst_skew, true) };
         Self {
             seed,
@@ -80,14 +81,14 @@ impl Plan {
             climate,
             blows,
             half_way: fate::half_way(&mut Dice::new(seed.rotate_left(32))),
-            traps: fate::traps(&mut Dice::new(seed.rotate_left(48)), worst_skew),
+            traps: fate::traps(&mut Dice::new(seed.rotate_left(48)), worst_skew, hand_over),
             errands: errands(dice, rough),
             drops: *dice.pick(&[0, 0, 6, 15, 40, 150]),
             rough,
             reconciler: Duration::from_millis(*dice.pick(&[500, 2_000])),
             cache: *dice.pick(&[0, 20_000, 64 << 20, 64 << 20]),
             slowest_poll: Duration::from_millis(*dice.pick(&[200, 3_000, 3_000])),
-            hand_over: !Dice::new(seed.rotate_left(16)).one_in(4),
+            hand_over,
         }
     }
 

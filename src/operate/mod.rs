@@ -22,6 +22,7 @@
 //! ```
 
 mod check;
+mod doctor;
 mod fleet;
 mod intents;
 mod list;
@@ -30,6 +31,7 @@ mod queues;
 use crate::{CosmosDBProvider, CosmosDBProviderConfig, StoreError};
 
 pub use check::{Check, Verdict};
+pub use doctor::{Diagnosis, Doctor, Finding, Reason, Remedy, Repair, Suspects};
 pub use fleet::{ActivityStand, Member, TurnStand};
 pub use intents::{Intent, IntentState};
 pub use list::{InstancePage, InstanceQuery, InstanceSummary};
@@ -80,6 +82,11 @@ impl CosmosDBProvider {
     /// the container.
     pub async fn drop_intent(&self, instance: &str, intent: &str) -> Result<bool, StoreError> {
         intents::discard(self.engine(), instance, intent).await
+    }
+
+    /// Somebody who finds out why instances stand still, and mends what can be mended from their histories. It knows who looks for work now.
+    pub async fn doctor(&self) -> Result<Doctor, StoreError> {
+        Doctor::new(self.engine()).await
     }
 }
 

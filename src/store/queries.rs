@@ -135,6 +135,27 @@ pub(crate) const CONSUMED: QueryText =
 pub(crate) const HISTORY: QueryText =
     QueryText { name: "history", text: "SELECT * FROM c WHERE c.type = 'history' AND c.execution = @execution" };
 
+/// Which turns have written history documents. Index: `type`.
+pub(crate) const HISTORY_ROWS: QueryText =
+    QueryText { name: "history_rows", text: "SELECT c.id, c.execution FROM c WHERE c.type = 'history'" };
+
+/// Every document of a partition but its histories. Index: `type`.
+pub(crate) const BUT_HISTORY: QueryText =
+    QueryText { name: "but_history", text: "SELECT * FROM c WHERE NOT IS_DEFINED(c.type) OR c.type != 'history'" };
+
+/// What the turns of an instance owe to others. Index: `type`.
+pub(crate) const INTENTS: QueryText = QueryText { name: "intents", text: "SELECT * FROM c WHERE c.type = 'intent'" };
+
+/// Whose documents somebody should have looked at by now. Index: `due`, `type`.
+pub(crate) const OVERDUE: QueryText = QueryText {
+    name: "overdue",
+    text: "SELECT c.instanceId FROM c WHERE c.due <= @until AND c.type IN ('message', 'work', 'intent', 'instance')",
+};
+
+/// Whose histories there are. Index: `type`.
+pub(crate) const WITH_HISTORY: QueryText =
+    QueryText { name: "with_history", text: "SELECT c.instanceId FROM c WHERE c.type = 'history'" };
+
 /// All values of an instance. Index: `type`.
 pub(crate) const VALUES: QueryText = QueryText { name: "values", text: "SELECT * FROM c WHERE c.type = 'kv'" };
 
@@ -358,4 +379,9 @@ pub(crate) const ALL: &[QueryText] = &[
     QUEUED_MESSAGES,
     QUEUED_WORK,
     LATE_INTENTS,
+    HISTORY_ROWS,
+    BUT_HISTORY,
+    INTENTS,
+    OVERDUE,
+    WITH_HISTORY,
 ];

@@ -1,0 +1,357 @@
+//! A look at an instance: everything that a diagnosis is made of, of one state of the instance.
+
+use crate::{
+    engine::Engine,
+    model::{
+        kind, DocumentId, ExecutionDocument, HistoryDocument, InstanceDocument, IntentDocument, KvDocument,
+        MessageDocument, Millis, Partition, PayloadDocument, PlanDocument, SessionDocument, StagedDocument,
+        StatusDocument, WorkDocument,
+    },
+    store::{queries, Freshness, Lenient, Patience, Statement, StoreError, Versioned},
+    turn::{instance_id, load},
+};
+use azure_core::http::Etag;
+use duroxide::{build_child_instance_id, providers::WorkItem, Event, EventKind};
+use futures::{stream, StreamExt, TryStreamExt};
+use serde::{de::DeserializeOwned, Deserialize};
+use serde_json::Value;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+/// So many other partitions are read at once.
+const AT_ONCE: usize = 16;
+
+/// What a look has seen of an instance.
+pub(super) struct Chart {
+    pub(super) partition: Partition,
+    pub(super) now: Millis,
+    /// The ETag of the instance's document, also where that can't be read.
+    etag: Option<Etag>,
+    /// The instance's document; none where there is none.
+    pub(super) instance: Option<Versioned<InstanceDocument>>,
+    /// The execution whose history was read: the current one.
+    pub(super) execution: u64,
+    /// Its events, or why they can't be read.
+    pub(super) events: Result<Vec<Event>, String>,
+    /// Which turns have written a history document, by execution.
+    pub(super) turns: BTreeMap<u64, BTreeSet<String>>,
+    pub(super) messages: Vec<(MessageDocument, Result<WorkItem, String>)>,
+    pub(super) work: BTreeMap<DocumentId, (WorkDocument, Etag)>,
+    pub(super) payloads: BTreeMap<DocumentId, Etag>,
+    pub(super) executions: BTreeMap<u64, ExecutionDocument>,
+    pub(super) values: BTreeMap<String, KvDocument>,
+    pub(super) status: Option<StatusDocument>,
+    pub(super) intents: Vec<IntentDocument>,
+    pub(super) staged: BTreeMap<DocumentId, Etag>,
+    pub(super) plans: BTreeSet<DocumentId>,
+    /// Documents of ours that can't be read: their id and kind, and why.
+    pub(super) unreadable: Vec<(String, String, String)>,
+    /// Documents that are none of ours.
+    pub(super) strangers: Vec<String>,
+    /// The children that it waits for, by the id of the event that has scheduled each.
+    pub(super) children: BTreeMap<u64, Child>,
+    /// The document of its parent, where it has one.
+    pub(super) parent: Option<Option<InstanceDocument>>,
+    /// The sessions that its activities wait for.
+    pub(super) sessions: BTreeMap<String, SessionDocument>,
+}
+
+/// A child as it was seen.
+pub(super) struct Child {
+    pub(super) name: String,
+    pub(super) document: Option<InstanceDocument>,
+    /// A start waits in its queue.
+    pub(super) is_queued: bool,
+    /// There is a history, but no document that says what it is.
+    pub(super) is_broken: bool,
+    /// It owes its end to us still.
+    pub(super) owes: bool,
+}
+
+/// What came of a look.
+pub(super) enum Look {
+    /// There is nothing at all.
+    Nothing,
+    /// The instance has changed while it was looked at.
+    Moved,
+    /// It stood still.
+    Still(Box<Chart>),
+}
+
+/// Looks at an instance.
+pub(super) async fn look(engine: &Arc<Engine>, partition: &Partition) -> Result<Look, StoreError> {
+    let before = read_instance(engine, partition).await?;
+    let mut chart = Chart::new(engine, partition, before);
+    chart.read_contents(engine).await?;
+    if chart.is_empty() {
+        return Ok(Look::Nothing);
+    }
+    chart.read_history(engine).await?;
+    chart.read_others(engine).await?;
+    let after = read_instance(engine, partition).await?.map(|found| found.etag);
+    Ok(if after == chart.etag { Look::Still(Box::new(chart)) } else { Look::Moved })
+}
+
+async fn read_instance(engine: &Engine, partition: &Partition) -> Result<Option<Versioned<Value>>, StoreError> {
+    engine.store.read(partition, &instance_id(), Freshness::LatestCommitted, engine.deadline()).await
+}
+
+impl Chart {
+    fn new(engine: &Engine, partition: &Partition, found: Option<Versioned<Value>>) -> Self {
+        let etag = found.as_ref().map(|found| found.etag.clone());
+        let mut chart = Self {
+            partition: partition.clone(),
+            now: engine.now(),
+            etag,
+            instance: None,
+            execution: 0,
+            events: Ok(Vec::new()),
+            turns: BTreeMap::new(),
+            messages: Vec::new(),
+            work: BTreeMap::new(),
+            payloads: BTreeMap::new(),
+            executions: BTreeMap::new(),
+            values: BTreeMap::new(),
+            status: None,
+            intents: Vec::new(),
+            staged: BTreeMap::new(),
+            plans: BTreeSet::new(),
+            unreadable: Vec::new(),
+            strangers: Vec::new(),
+            children: BTreeMap::new(),
+            parent: None,
+            sessions: BTreeMap::new(),
+        };
+        if let Some(Versioned { document, etag }) = found {
+            match serde_json::from_value(document) {
+                Ok(document) => chart.instance = Some(Versioned { document, etag }),
+                Err(error) => chart.cant_read(instance_id().as_str(), kind::INSTANCE, error),
+            }
+        }
+        if let Some(enclosed) = chart.document().and_then(InstanceDocument::enclosed_message) {
+            chart.add_message(enclosed);
+        }
+        chart
+    }
+
+    /// The instance's document.
+    pub(super) fn document(&self) -> Option<&InstanceDocument> {
+        self.instance.as_ref().map(|found| &found.document)
+    }
+
+    /// Whether the instance's document is there, but can't be read.
+    pub(super) fn is_illegible(&self) -> bool {
+        self.unreadable.iter().any(|(_, of_kind, _)| of_kind == kind::INSTANCE)
+    }
+
+    /// What the orchestration waits for: of each schedule that nobody has ended or cancelled, its event.
+    pub(super) fn outstanding(&self) -> impl Iterator<Item = &Event> {
+        let events = self.events.as_deref().unwrap_or_default();
+        let settled: BTreeSet<u64> = events.iter().filter_map(|event| event.source_event_id).collect();
+        events.iter().filter(move |event| !settled.contains(&event.event_id))
+    }
+
+    /// The work items in its queue that can be read.
+    pub(super) fn items(&self) -> impl Iterator<Item = &WorkItem> {
+        self.messages.iter().filter_map(|(_, item)| item.as_ref().ok())
+    }
+
+    fn cant_read(&mut self, id: &str, of_kind: &str, error: impl ToString) {
+        self.unreadable.push((id.to_owned(), of_kind.to_owned(), error.to_string()));
+    }
+
+    fn add_message(&mut self, message: MessageDocument) {
+        let item = serde_json::from_str(&message.item).map_err(|error| error.to_string());
+        self.messages.push((message, item));
+    }
+}
+
+/// Which turn has written a history document.
+#[derive(Deserialize)]
+struct HistoryRow {
+    id: String,
+    execution: u64,
+}
+
+impl Chart {
+    fn is_empty(&self) -> bool {
+        self.etag.is_none()
+            && self.turns.is_empty()
+            && self.messages.is_empty()
+            && self.work.is_empty()
+            && self.intents.is_empty()
+            && self.unreadable.is_empty()
+    }
+
+    /// Everything in the partition but histories, and who has written those.
+    async fn read_contents(&mut self, engine: &Engine) -> Result<(), StoreError> {
+        let rows: Vec<Lenient<HistoryRow>> = ask(engine, &self.partition, queries::HISTORY_ROWS.statement()).await?;
+        for Lenient(row) in rows {
+            let Some(HistoryRow { id, execution }) = row else { continue };
+            let turn = id.split(':').nth(2).unwrap_or_default().to_owned();
+            self.turns.entry(execution).or_default().insert(turn);
+        }
+        let rows: Vec<Value> = ask(engine, &self.partition, queries::BUT_HISTORY.statement()).await?;
+        rows.into_iter().for_each(|row| self.add(row));
+        Ok(())
+    }
+
+    fn add(&mut self, row: Value) {
+        let text = |name: &str| row.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let (id, of_kind) = (text("id"), text("type"));
+        let etag = Etag::from(text("_etag"));
+        match of_kind.as_str() {
+            kind::INSTANCE | kind::DELIVERED => {}
+            kind::MESSAGE => {
+                if let Some(message) = self.read::<MessageDocument>(&id, &of_kind, row) {
+                    self.add_message(message);
+                }
+            }
+            kind::WORK => {
+                if let Some(work) = self.read::<WorkDocument>(&id, &of_kind, row) {
+                    self.work.insert(work.id.clone(), (work, etag));
+                }
+            }
+            kind::PAYLOAD => {
+                if let Some(payload) = self.read::<PayloadDocument>(&id, &of_kind, row) {
+                    self.payloads.insert(payload.id, etag);
+                }
+            }
+            kind::EXECUTION => {
+                if let Some(execution) = self.read::<ExecutionDocument>(&id, &of_kind, row) {
+                    self.executions.insert(execution.execution, execution);
+                }
+            }
+            kind::KV => {
+                if let Some(value) = self.read::<KvDocument>(&id, &of_kind, row) {
+                    self.values.insert(value.key.clone(), value);
+                }
+            }
+            kind::STATUS => self.status = self.read::<StatusDocument>(&id, &of_kind, row),
+            kind::INTENT => {
+                if let Some(intent) = self.read::<IntentDocument>(&id, &of_kind, row) {
+                    self.intents.push(intent);
+                }
+            }
+            kind::STAGED => {
+                if let Some(staged) = self.read::<StagedDocument>(&id, &of_kind, row) {
+                    self.staged.insert(staged.id, etag);
+                }
+            }
+            kind::PLAN => {
+                if let Some(plan) = self.read::<PlanDocument>(&id, &of_kind, row) {
+                    self.plans.insert(plan.id);
+                }
+            }
+            _ => self.strangers.push(id),
+        }
+    }
+
+    fn read<T: DeserializeOwned>(&mut self, id: &str, of_kind: &str, row: Value) -> Option<T> {
+        serde_json::from_value(row).map_err(|error| self.cant_read(id, of_kind, error)).ok()
+    }
+
+    /// The history of the current execution: where there is no instance's document, the last that has one.
+    async fn read_history(&mut self, engine: &Engine) -> Result<(), StoreError> {
+        let last = self.turns.last_key_value().map_or(1, |(execution, _)| *execution);
+        self.execution = self.document().map_or(last, |document| document.execution);
+        let statement = queries::HISTORY.statement().bind("@execution", self.execution);
+        let rows: Vec<Value> = ask(engine, &self.partition, statement).await?;
+        let mut documents: Vec<HistoryDocument> = Vec::with_capacity(rows.len());
+        for row in rows {
+            let id = row.get("id").and_then(Value::as_str).unwrap_or_default().to_owned();
+            if let Some(document) = self.read(&id, kind::HISTORY, row) {
+                documents.push(document);
+            }
+        }
+        self.events = load::events(documents).map(|(events, _)| events);
+        Ok(())
+    }
+
+    /// What lies in other partitions: children, the parent, sessions.
+    async fn read_others(&mut self, engine: &Arc<Engine>) -> Result<(), StoreError> {
+        let Some(instance) = self.partition.instance_id().map(ToOwned::to_owned) else { return Ok(()) };
+        let heard: BTreeSet<u64> = self.items().filter_map(|item| ended_child(item, self.execution)).collect();
+        let waited: Vec<(u64, String)> = self
+            .outstanding()
+            .filter(|event| !heard.contains(&event.event_id))
+            .filter_map(|event| match &event.kind {
+                EventKind::SubOrchestrationScheduled { instance: child, .. } => {
+                    Some((event.event_id, build_child_instance_id(&instance, child)))
+                }
+                _ => None,
+            })
+            .collect();
+        let parent = self.partition.clone();
+        let reading = stream::iter(waited).map(|(event, name)| {
+            let parent = &parent;
+            async move { Ok::<_, StoreError>((event, read_child(engine, name, parent).await?)) }
+        });
+        self.children = reading.buffer_unordered(AT_ONCE).try_collect().await?;
+        if let Some(parent) = self.document().and_then(|document| document.parent.clone()) {
+            let found = match Partition::instance(&parent) {
+                Ok(partition) => read_instance(engine, &partition).await?,
+                Err(_) => None,
+            };
+            self.parent = Some(found.and_then(|found| serde_json::from_value(found.document).ok()));
+        }
+        let sessions: BTreeSet<String> = self.work.values().filter_map(|(work, _)| work.session_id.clone()).collect();
+        for session in sessions {
+            let (partition, id) = (Partition::session(&session), SessionDocument::document_id());
+            let found = engine.store.read(&partition, &id, Freshness::LatestCommitted, engine.deadline()).await;
+            if let Ok(Some(Versioned { document, .. })) = found {
+                self.sessions.insert(session, document);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The event of the child whose end this item tells, if it is for this execution.
+pub(super) fn ended_child(item: &WorkItem, execution: u64) -> Option<u64> {
+    match item {
+        WorkItem::SubOrchCompleted { parent_id, parent_execution_id, .. }
+        | WorkItem::SubOrchFailed { parent_id, parent_execution_id, .. } => {
+            (*parent_execution_id == execution).then_some(*parent_id)
+        }
+        _ => None,
+    }
+}
+
+async fn read_child(engine: &Arc<Engine>, name: String, parent: &Partition) -> Result<Child, StoreError> {
+    let Ok(partition) = Partition::instance(&name) else {
+        return Ok(Child { name, document: None, is_queued: false, is_broken: false, owes: false });
+    };
+    let found = read_instance(engine, &partition).await?;
+    let is_there = found.is_some();
+    let document: Option<InstanceDocument> = found.and_then(|found| serde_json::from_value(found.document).ok());
+    let is_live = document.as_ref().is_some_and(InstanceDocument::exists);
+    let encloses = document.as_ref().is_some_and(|document| document.enclosed.is_some());
+    let is_queued = encloses || (!is_live && load::has_start(engine, &partition, engine.deadline()).await?);
+    let is_broken = if is_there {
+        document.is_none()
+    } else {
+        !is_queued && !ask::<Value>(engine, &partition, queries::HISTORY_ROWS.statement()).await?.is_empty()
+    };
+    let mut owes = false;
+    if document.as_ref().is_some_and(InstanceDocument::is_terminal) {
+        // A turn that is not wholly applied has not written all that it owes yet.
+        owes = document.as_ref().is_some_and(|document| document.rolling.is_some());
+        let intents: Vec<Lenient<IntentDocument>> = ask(engine, &partition, queries::INTENTS.statement()).await?;
+        owes |= intents.into_iter().filter_map(|Lenient(intent)| intent).any(|intent| intent.target == *parent);
+    }
+    let document = document.filter(|_| is_live);
+    Ok(Child { name, document, is_queued, is_broken, owes })
+}
+
+/// Asks a partition for what is committed in the region that answers.
+async fn ask<T: DeserializeOwned + Send + 'static>(
+    engine: &Engine,
+    partition: &Partition,
+    statement: Statement,
+) -> Result<Vec<T>, StoreError> {
+    let patience = Patience::PerPage(engine.config.operation_timeout());
+    engine.store.query_partition(partition, statement.latest_committed(), patience).await
+}

@@ -1,0 +1,653 @@
+//! What a look says of an instance. Pure: nothing is asked here.
+
+use super::{
+    chart::{ended_child, Chart, Child},
+    lateness, rebuild, Finding, Member, Reason, Remedy,
+};
+use crate::model::{
+    kind, status, DocumentId, EventSet, InstanceDocument, IntentDocument, Lock, Millis, Rolling, StagedDocument,
+    Staging, WorkDocument,
+};
+use azure_core::http::Etag;
+use duroxide::{build_child_instance_id, providers::WorkItem, Event, EventKind};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What is due for so long, and was not taken, nobody takes.
+pub(super) const LATE: Millis = 30_000;
+
+/// A finding, what it is about, and how it is mended.
+pub(super) struct Found {
+    pub(super) finding: Finding,
+    /// Tells it from others of the same reason.
+    subject: String,
+    pub(super) mend: Mend,
+}
+
+/// How something is mended.
+pub(super) enum Mend {
+    /// It is not.
+    Nothing,
+    /// This activity is put into the queue again, over what is left of it.
+    Schedule(WorkItem),
+    /// This message is put into the instance's own queue.
+    Tell(WorkItem),
+    /// A child that has ended is asked how, and that is told.
+    TellEnd { event: u64, child: String },
+    /// This message is sent to another instance.
+    Send(WorkItem),
+    /// A value is written as the history says.
+    SetValue { key: String, value: String, at: Millis },
+    /// The custom status is written as the history says.
+    SetStatus(Option<String>),
+    /// An execution's document is made from its history.
+    Archive(u64),
+    /// A document is deleted, if it is the one that was seen.
+    Delete(DocumentId, Etag),
+    /// A committed turn is applied.
+    RollForward,
+    /// A deletion is gone on with, or undone.
+    GoOnDeleting,
+    /// The instance's document is made from what is there.
+    Rebuild,
+}
+
+impl Found {
+    /// Whether both are the same.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        (self.finding.reason, &self.subject) == (other.finding.reason, &other.subject)
+    }
+
+    /// Whether it was said before.
+    pub(super) fn was_said(&self, findings: &[Finding]) -> bool {
+        findings.iter().any(|said| (said.reason, &said.detail) == (self.finding.reason, &self.finding.detail))
+    }
+
+    /// What its repair does.
+    pub(super) fn does(&self) -> Option<&str> {
+        match &self.finding.remedy {
+            Remedy::Repair(does) => Some(does),
+            Remedy::ByHand(_) => None,
+        }
+    }
+}
+
+/// Findings that come together.
+#[derive(Default)]
+struct Findings(Vec<Found>);
+
+impl Findings {
+    fn mend(&mut self, reason: Reason, subject: impl ToString, detail: String, does: impl Into<String>, mend: Mend) {
+        let finding = Finding { reason, detail, remedy: Remedy::Repair(does.into()) };
+        self.0.push(Found { finding, subject: subject.to_string(), mend });
+    }
+
+    fn by_hand(&mut self, reason: Reason, subject: impl ToString, detail: String, todo: impl Into<String>) {
+        let finding = Finding { reason, detail, remedy: Remedy::ByHand(todo.into()) };
+        self.0.push(Found { finding, subject: subject.to_string(), mend: Mend::Nothing });
+    }
+}
+
+/// What is wrong with an instance.
+pub(super) fn of(chart: &Chart, members: &[Member]) -> Vec<Found> {
+    let mut findings = Findings::default();
+    unreadable(chart, &mut findings);
+    if chart.is_illegible() {
+        return findings.0;
+    }
+    let Some(document) = chart.document() else {
+        without_document(chart, members, &mut findings);
+        return findings.0;
+    };
+    half_done(chart, document, &mut findings);
+    // What a turn has written is not all there before it is applied, and of what is deleted some is gone.
+    if document.rolling.is_none() && document.deleting.is_none() {
+        // A part of a history says nothing of what was never scheduled.
+        if is_whole(chart, document, &mut findings) && document.exists() {
+            lost(chart, document, &mut findings);
+            archives(chart, document, &mut findings);
+            unneeded(chart, document, &mut findings);
+        }
+        unnamed(chart, document, &mut findings);
+        parents(chart, document, &mut findings);
+    }
+    for late in lateness::of(chart, Some(document), members) {
+        findings.by_hand(Reason::Late, &late.subject, late.detail, late.todo);
+    }
+    undelivered(chart, &mut findings);
+    findings.0
+}
+
+fn unreadable(chart: &Chart, findings: &mut Findings) {
+    for (id, of_kind, error) in &chart.unreadable {
+        // An activity is made again from the history, with its input.
+        let is_remade =
+            matches!(of_kind.as_str(), kind::WORK | kind::PAYLOAD | kind::EXECUTION | kind::STATUS | kind::KV);
+        let todo = if is_remade {
+            "what the history says of it is made again, as another finding says; a newer version may be able to read it"
+        } else {
+            "a newer version may be able to read it; or restore it from a backup, or delete the instance"
+        };
+        findings.by_hand(Reason::Unreadable, id, format!("{of_kind} {id} can't be read: {error}"), todo);
+    }
+    for (message, item) in &chart.messages {
+        if let Err(error) = item {
+            let detail = format!("message {} can't be read: {error}", message.id);
+            let todo = "a newer version may be able to read it; until then each turn is put off, and after its attempts the instance \
+                        is failed";
+            findings.by_hand(Reason::Unreadable, &message.id, detail, todo);
+        }
+    }
+    if let Err(error) = &chart.events {
+        let todo = "restore it from a backup, or delete the instance: no turn runs on a part of its history, and after its attempts \
+                    it is failed";
+        findings.by_hand(Reason::Unreadable, "history", error.clone(), todo);
+    }
+    for id in &chart.strangers {
+        let todo = "it is none of ours: whoever put it there should take it away";
+        findings.by_hand(Reason::Stray, id, format!("document {id:?} is not of a kind that is known"), todo);
+    }
+}
+
+/// There is no document that says what the instance is.
+fn without_document(chart: &Chart, members: &[Member], findings: &mut Findings) {
+    let parked = chart.messages.iter().filter(|(message, _)| message.is_parked()).count();
+    if chart.turns.is_empty() && parked > 0 {
+        let detail = format!("{parked} messages wait for a start, and there is no document that says so");
+        findings.mend(Reason::LostInstance, "", detail, "make it: a start takes them along", Mend::Rebuild);
+    } else if !chart.turns.is_empty() {
+        let count = chart.events.as_ref().map_or(0, Vec::len);
+        let detail =
+            format!("there are {count} events of execution {}, but no document of the instance", chart.execution);
+        match rebuild::instance(chart, "") {
+            Some(_) => findings.mend(Reason::LostInstance, "", detail, "make it from the history", Mend::Rebuild),
+            None => {
+                let todo = "the history does not say what began it: restore it from a backup, or delete what is left";
+                findings.by_hand(Reason::LostInstance, "", detail, todo);
+            }
+        }
+        return;
+    } else {
+        for (id, (work, etag)) in &chart.work {
+            let detail = format!("activity {id} is of no instance");
+            let does = format!("delete {id}");
+            if !is_held(work.lock.as_ref(), chart.now) {
+                findings.mend(Reason::Stray, id, detail, does, Mend::Delete(id.clone(), etag.clone()));
+            }
+        }
+    }
+    for late in lateness::of(chart, None, members) {
+        findings.by_hand(Reason::Late, &late.subject, late.detail, late.todo);
+    }
+    undelivered(chart, findings);
+}
+
+fn is_held(lock: Option<&Lock>, now: Millis) -> bool {
+    lock.is_some_and(|lock| lock.until > now)
+}
+
+/// A turn, or a deletion, that was left half-way.
+fn half_done(chart: &Chart, document: &InstanceDocument, findings: &mut Findings) {
+    let is_late = document.due.is_none_or(|due| due + LATE < chart.now);
+    if let Some(Rolling { key, parts, next }) = &document.rolling {
+        let missing = (*next..*parts).find(|part| !chart.staged.contains_key(&StagedDocument::document_id(key, *part)));
+        if let Some(missing) = missing {
+            let detail = format!("part {} of {parts} of a committed turn is missing", missing + 1);
+            let todo = format!(
+                "restore document {} from a backup, or delete the instance",
+                StagedDocument::document_id(key, missing)
+            );
+            findings.by_hand(Reason::HalfCommitted, key, detail, todo);
+        } else if is_late {
+            let detail = format!("{next} of {parts} parts of a committed turn are applied");
+            findings.mend(Reason::HalfCommitted, key, detail, "apply the others", Mend::RollForward);
+        }
+    }
+    if let Some(mark) = &document.deleting {
+        if is_late {
+            let detail = format!("it was to be deleted with {:?}, and is not", mark.coordinator);
+            let does = "go on with the deletion, or undo it where it was not decided";
+            findings.mend(Reason::HalfDeleted, &mark.plan, detail, does, Mend::GoOnDeleting);
+        }
+    }
+}
+
+/// Whether the history is what the instance's document says.
+fn is_whole(chart: &Chart, document: &InstanceDocument, findings: &mut Findings) -> bool {
+    let Ok(events) = &chart.events else { return false };
+    if chart.unreadable.iter().any(|(_, of_kind, _)| of_kind == kind::HISTORY) {
+        return false;
+    }
+    let mut found = EventSet::default();
+    for event in events {
+        found.insert(event.event_id);
+    }
+    if found == document.events {
+        return true;
+    }
+    let (is, must) = (found.len(), document.events.len());
+    let detail = format!(
+        "the history of execution {} has {is} events up to {}, and must have {must} up to {}",
+        document.execution,
+        found.last(),
+        document.events.last()
+    );
+    let todo = "restore what is missing from a backup, or delete the instance: no turn runs on a part of its history, and after \
+                its attempts it is failed";
+    findings.by_hand(Reason::LostHistory, document.execution, detail, todo);
+    false
+}
+
+/// What the history says must be there, and is not.
+fn lost(chart: &Chart, document: &InstanceDocument, findings: &mut Findings) {
+    values(chart, document, findings);
+    match document.status.as_deref() {
+        Some(status::RUNNING) => {
+            let mut waits = false;
+            for event in chart.outstanding() {
+                waits |= is_wait(&event.kind);
+                lost_step(chart, document, event, findings);
+            }
+            let is_idle = !waits && chart.messages.is_empty() && !is_held(document.lock.as_ref(), chart.now);
+            if is_idle {
+                let detail = "it runs, but waits for nothing: no activity, timer, child, event or message".to_owned();
+                let todo = "raise an event that it should have had, cancel it, or delete it";
+                findings.by_hand(Reason::Idle, "", detail, todo);
+            }
+        }
+        Some(status::CONTINUED) if !chart.messages.iter().any(|(message, _)| message.starts) => {
+            if let Some(next) = continuation(chart, document) {
+                let detail = format!("execution {} continued as new, and nothing starts the next", document.execution);
+                findings.mend(Reason::LostContinuation, document.execution, detail, "start it", Mend::Tell(next));
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Whether an event is something that an orchestration waits for.
+fn is_wait(event: &EventKind) -> bool {
+    matches!(
+        event,
+        EventKind::ActivityScheduled { .. }
+            | EventKind::TimerCreated { .. }
+            | EventKind::SubOrchestrationScheduled { .. }
+            | EventKind::ExternalSubscribed { .. }
+            | EventKind::QueueSubscribed { .. }
+    )
+}
+
+/// What nobody has ended or cancelled: is there something that will?
+fn lost_step(chart: &Chart, document: &InstanceDocument, event: &Event, findings: &mut Findings) {
+    let Some(instance) = chart.partition.instance_id() else { return };
+    let (id, execution) = (event.event_id, document.execution);
+    match &event.kind {
+        EventKind::ActivityScheduled { name, .. } => {
+            let work_id = WorkDocument::scheduled_id(execution, id);
+            let payload_id = WorkDocument::payload_id(&work_id);
+            let Some(item) = activity_of(instance, execution, event) else { return };
+            let told = chart.items().any(|item| match item {
+                WorkItem::ActivityCompleted { execution_id, id: of, .. }
+                | WorkItem::ActivityFailed { execution_id, id: of, .. } => (*execution_id, *of) == (execution, id),
+                _ => false,
+            });
+            let work = chart.work.get(&work_id);
+            if work.is_none() && !told {
+                let detail = format!("activity {name} (event {id}) has neither work nor completion");
+                let does = format!("schedule it again ({work_id}): it may have run before");
+                findings.mend(Reason::LostActivity, id, detail, does, Mend::Schedule(item));
+            } else if work
+                .is_some_and(|(work, _)| work.has_payload_document() && !is_held(work.lock.as_ref(), chart.now))
+                && !chart.payloads.contains_key(&payload_id)
+            {
+                let detail = format!("the input of activity {name} (event {id}) is not there");
+                let does = format!("schedule it again with its input ({work_id}, {payload_id})");
+                findings.mend(Reason::LostInput, id, detail, does, Mend::Schedule(item));
+            }
+        }
+        EventKind::TimerCreated { fire_at_ms } => {
+            let told = chart.items().any(|item| {
+                matches!(item, WorkItem::TimerFired { execution_id, id: of, .. } if (*execution_id, *of) == (execution, id))
+            });
+            if !told {
+                let item = WorkItem::TimerFired {
+                    instance: instance.to_owned(),
+                    execution_id: execution,
+                    id,
+                    fire_at_ms: *fire_at_ms,
+                };
+                let detail = format!("the timer of event {id} has no message that fires it");
+                findings.mend(Reason::LostTimer, id, detail, "set it again, for the same time", Mend::Tell(item));
+            }
+        }
+        EventKind::SubOrchestrationScheduled { instance: child, .. } => {
+            let name = build_child_instance_id(instance, child);
+            if let Some(child) = chart.children.get(&id) {
+                lost_child(chart, document, event, child, findings);
+            } else if !chart.items().any(|item| ended_child(item, execution) == Some(id)) {
+                findings.by_hand(Reason::LostChild, id, format!("child {name:?} can't be looked at"), "look again");
+            }
+        }
+        _ => {}
+    }
+}
+
+/// A child that the orchestration waits for, and whose end is not in its queue.
+fn lost_child(chart: &Chart, parent: &InstanceDocument, event: &Event, child: &Child, findings: &mut Findings) {
+    let Some(instance) = chart.partition.instance_id() else { return };
+    let (id, name) = (event.event_id, &child.name);
+    let is_sent = chart.intents.iter().any(|intent| intent.target.instance_id() == Some(name));
+    let Some(document) = &child.document else {
+        if child.is_broken {
+            let detail = format!("child {name:?} (event {id}) has a history, but no document that can be read");
+            findings.by_hand(Reason::LostChild, id, detail, format!("duroxide-cosmos doctor {name}"));
+            return;
+        }
+        if is_sent || child.is_queued {
+            return;
+        }
+        let EventKind::SubOrchestrationScheduled { name: orchestration, input, .. } = &event.kind else { return };
+        let item = WorkItem::StartOrchestration {
+            instance: name.clone(),
+            orchestration: orchestration.clone(),
+            input: input.clone(),
+            version: None,
+            parent_instance: Some(instance.to_owned()),
+            parent_id: Some(id),
+            parent_execution_id: Some(parent.execution),
+            execution_id: duroxide::INITIAL_EXECUTION_ID,
+        };
+        let detail = format!("child {name:?} (event {id}) does not exist, and no start is on its way");
+        let does = format!("start it, in the version of {orchestration} that is the default");
+        findings.mend(Reason::LostChild, id, detail, does, Mend::Send(item));
+        return;
+    };
+    let is_ours = document.parent.as_deref() == Some(instance)
+        && document.parent_born.as_ref().is_none_or(|born| *born == parent.born);
+    if !is_ours {
+        let whose = document.parent.as_deref().map_or_else(|| "nobody's".to_owned(), |parent| format!("{parent:?}'s"));
+        let detail = format!("it waits for child {name:?} (event {id}), but the instance of that name is {whose}");
+        findings.by_hand(Reason::LostChild, id, detail, "cancel the parent, or delete the other instance");
+    } else if matches!(document.status.as_deref(), Some(status::COMPLETED | status::FAILED)) && !child.owes {
+        let detail = format!("child {name:?} (event {id}) has ended, and nobody tells");
+        let mend = Mend::TellEnd { event: id, child: name.clone() };
+        findings.mend(Reason::LostEnd, id, detail, "tell how it has ended", mend);
+    }
+}
+
+/// The activity that an event has scheduled.
+fn activity_of(instance: &str, execution: u64, event: &Event) -> Option<WorkItem> {
+    let EventKind::ActivityScheduled { name, input, session_id, tag } = &event.kind else { return None };
+    Some(WorkItem::ActivityExecute {
+        instance: instance.to_owned(),
+        execution_id: execution,
+        id: event.event_id,
+        name: name.clone(),
+        input: input.clone(),
+        session_id: session_id.clone(),
+        tag: tag.clone(),
+    })
+}
+
+/// The message that starts the execution after one that continued as new.
+fn continuation(chart: &Chart, document: &InstanceDocument) -> Option<WorkItem> {
+    let events = chart.events.as_ref().ok()?;
+    let input = events.iter().find_map(|event| match &event.kind {
+        EventKind::OrchestrationContinuedAsNew { input } => Some(input.clone()),
+        _ => None,
+    })?;
+    let started = events.iter().find_map(|event| match &event.kind {
+        EventKind::OrchestrationStarted { parent_instance, parent_id, parent_execution_id, .. } => {
+            Some((parent_instance.clone(), *parent_id, *parent_execution_id))
+        }
+        _ => None,
+    });
+    let (parent_instance, parent_id, parent_execution_id) = started?;
+    Some(WorkItem::ContinueAsNew {
+        instance: chart.partition.instance_id()?.to_owned(),
+        orchestration: document.name.clone(),
+        input,
+        version: None,
+        parent_instance,
+        parent_id,
+        parent_execution_id,
+        carry_forward_events: unheard(events),
+        initial_custom_status: custom_status(events).flatten(),
+    })
+}
+
+/// What came into queues and nobody has waited for: the next execution hears of it.
+fn unheard(events: &[Event]) -> Vec<(String, String)> {
+    let cancelled: BTreeSet<u64> = events
+        .iter()
+        .filter(|event| matches!(event.kind, EventKind::QueueSubscriptionCancelled { .. }))
+        .filter_map(|event| event.source_event_id)
+        .collect();
+    let mut waits: BTreeMap<&str, usize> = BTreeMap::new();
+    for event in events.iter().filter(|event| !cancelled.contains(&event.event_id)) {
+        if let EventKind::QueueSubscribed { name } = &event.kind {
+            *waits.entry(name).or_default() += 1;
+        }
+    }
+    let mut left = Vec::new();
+    for event in events {
+        let EventKind::QueueEventDelivered { name, data } = &event.kind else { continue };
+        match waits.get_mut(name.as_str()).filter(|waits| **waits > 0) {
+            Some(waits) => *waits -= 1,
+            None => left.push((name.clone(), data.clone())),
+        }
+    }
+    left
+}
+
+/// The custom status as the history says, if it says anything.
+pub(super) fn custom_status(events: &[Event]) -> Option<Option<String>> {
+    let said = |event: &Event| match &event.kind {
+        EventKind::CustomStatusUpdated { status } => Some(status.clone()),
+        EventKind::OrchestrationStarted { initial_custom_status: Some(status), .. } => Some(Some(status.clone())),
+        _ => None,
+    };
+    events.iter().rev().find_map(said)
+}
+
+/// Values and the custom status, as the current execution has set them.
+fn values(chart: &Chart, document: &InstanceDocument, findings: &mut Findings) {
+    let Ok(events) = &chart.events else { return };
+    let mut set: BTreeMap<&str, Option<(&str, Millis)>> = BTreeMap::new();
+    for event in events {
+        match &event.kind {
+            EventKind::KeyValueSet { key, value, last_updated_at_ms } => {
+                set.insert(key, Some((value, *last_updated_at_ms)));
+            }
+            EventKind::KeyValueCleared { key } => drop(set.insert(key, None)),
+            EventKind::KeyValuesCleared => set.values_mut().for_each(|value| *value = None),
+            _ => {}
+        }
+    }
+    for (key, said) in set {
+        let Some((value, at)) = said else { continue };
+        let is = chart.values.get(key).and_then(|document| document.value.as_deref());
+        if is == Some(value) {
+            continue;
+        }
+        let how = if is.is_none() { "is not there" } else { "is not as the history says" };
+        let does = "write it; what it was before this execution is not known";
+        let mend = Mend::SetValue { key: key.to_owned(), value: value.to_owned(), at };
+        findings.mend(Reason::LostValue, key, format!("the value of key {key:?} {how}"), does, mend);
+    }
+    let is = chart.status.as_ref().map(|status| &status.value);
+    match custom_status(events) {
+        Some(said) if is != Some(&said) && document.status_version > 0 => {
+            let how = if is.is_none() { "is not there" } else { "is not as the history says" };
+            findings.mend(
+                Reason::LostStatus,
+                "",
+                format!("the custom status {how}"),
+                "write it",
+                Mend::SetStatus(said),
+            );
+        }
+        None if is.is_none() && document.status_version > 0 => {
+            let todo = "nothing says what it was: the next turn that sets it makes it anew";
+            findings.by_hand(Reason::LostStatus, "", "the custom status is not there".to_owned(), todo);
+        }
+        _ => {}
+    }
+}
+
+/// The documents of executions.
+fn archives(chart: &Chart, document: &InstanceDocument, findings: &mut Findings) {
+    let past = chart.turns.keys().copied().filter(|execution| *execution < document.execution);
+    let current = document.archived.then_some(document.execution);
+    for execution in past.chain(current) {
+        if !chart.executions.contains_key(&execution) && !document.pruning.contains(&execution) {
+            let detail = format!("there is no document that says how execution {execution} ended");
+            let does = "make it from the history of that execution";
+            findings.mend(Reason::LostExecution, execution, detail, does, Mend::Archive(execution));
+        }
+    }
+    for (execution, ended) in &chart.executions {
+        let is_gone = *execution < document.execution && ended.events.len() > 0 && !chart.turns.contains_key(execution);
+        if is_gone && !document.pruning.contains(execution) {
+            let detail = format!("the history of execution {execution} is not there");
+            let todo = "restore it from a backup, or prune that execution; the instance runs without it";
+            findings.by_hand(Reason::LostHistory, execution, detail, todo);
+        }
+    }
+}
+
+/// A document that nobody will ever ask for.
+fn stray(id: &DocumentId, etag: &Etag, what: &str, findings: &mut Findings) {
+    let mend = Mend::Delete(id.clone(), etag.clone());
+    findings.mend(Reason::Stray, id, format!("{what} {id} is of no use to anybody"), format!("delete {id}"), mend);
+}
+
+/// Activities, and inputs, that the history does not wait for.
+fn unneeded(chart: &Chart, document: &InstanceDocument, findings: &mut Findings) {
+    let is_running = document.status.as_deref() == Some(status::RUNNING);
+    let waited: BTreeSet<DocumentId> = chart
+        .outstanding()
+        .filter(|event| is_running && matches!(event.kind, EventKind::ActivityScheduled { .. }))
+        .map(|event| WorkDocument::scheduled_id(document.execution, event.event_id))
+        .collect();
+    // Who runs one ends it by itself.
+    let held = chart.work.iter().filter(|(_, (work, _))| is_held(work.lock.as_ref(), chart.now)).map(|(id, _)| id);
+    let needed: BTreeSet<DocumentId> = waited.iter().chain(held).cloned().collect();
+    for (id, (_, etag)) in chart.work.iter().filter(|(id, _)| !needed.contains(id)) {
+        stray(id, etag, "activity", findings);
+    }
+    let inputs: BTreeSet<DocumentId> = needed.iter().map(WorkDocument::payload_id).collect();
+    for (id, etag) in chart.payloads.iter().filter(|(id, _)| !inputs.contains(id)) {
+        stray(id, etag, "the input", findings);
+    }
+}
+
+/// Staged parts that the instance's document does not know of.
+fn unnamed(chart: &Chart, document: &InstanceDocument, findings: &mut Findings) {
+    let parts = |note: &Staging| {
+        let key = note.key.clone();
+        (0..note.parts).map(move |part| StagedDocument::document_id(&key, part))
+    };
+    let named: BTreeSet<DocumentId> = document.staging.iter().flat_map(parts).collect();
+    for (id, etag) in chart.staged.iter().filter(|(id, _)| !named.contains(id)) {
+        stray(id, etag, "the staged part", findings);
+    }
+}
+
+/// Whether the one that started it is there.
+fn parents(chart: &Chart, document: &InstanceDocument, findings: &mut Findings) {
+    let (Some(name), Some(parent)) = (&document.parent, &chart.parent) else { return };
+    if document.is_terminal() {
+        return;
+    }
+    let parent = parent.as_ref().filter(|parent| parent.exists());
+    let todo = "it runs to its end and tells nobody; cancel it, or delete it with --force, if that is not wanted";
+    match parent {
+        None => findings.by_hand(Reason::Orphan, name, format!("its parent {name:?} does not exist"), todo),
+        Some(parent) if document.parent_born.as_ref().is_some_and(|born| *born != parent.born) => {
+            let detail = format!("its parent {name:?} was deleted, and another one has that name");
+            findings.by_hand(Reason::Orphan, name, detail, todo);
+        }
+        Some(_) => {}
+    }
+}
+
+/// Messages that it owes to others.
+fn undelivered(chart: &Chart, findings: &mut Findings) {
+    let retry = |intent: &IntentDocument| {
+        format!("duroxide-cosmos queues --retry {} {}", chart.partition.instance_id().unwrap_or_default(), intent.id)
+    };
+    for intent in &chart.intents {
+        let target = intent.target.instance_id().unwrap_or_default();
+        if let Some(why) = &intent.poisoned {
+            let detail = format!("a message for {target:?} can't be delivered: {why}");
+            findings.by_hand(Reason::Undelivered, &intent.id, detail, format!("{}, or --drop", retry(intent)));
+        } else if intent.due.is_some_and(|due| due + LATE < chart.now) {
+            let detail = format!("a message for {target:?} was not delivered, {} attempts", intent.attempts);
+            let todo = format!("start a worker: any delivers it; or {}", retry(intent));
+            findings.by_hand(Reason::Undelivered, &intent.id, detail, todo);
+        }
+    }
+}
+
+/// What an instance does or waits for, in a few words.
+pub(super) fn state(chart: &Chart) -> String {
+    let Some(document) = chart.document() else {
+        let starts = chart.messages.iter().any(|(message, _)| message.starts);
+        return if starts { "waits for its first turn" } else { "does not exist" }.to_owned();
+    };
+    if document.deleting.is_some() {
+        return "is being deleted".to_owned();
+    }
+    if let Some(status) = document.status.as_deref().filter(|status| *status != status::RUNNING) {
+        return format!("has ended: {status}");
+    }
+    if is_held(document.lock.as_ref(), chart.now) {
+        return "a turn is under way".to_owned();
+    }
+    let ready = chart.messages.iter().filter(|(message, _)| message.due <= chart.now).count();
+    if ready > 0 {
+        return format!("{ready} messages wait for a turn");
+    }
+    if !document.exists() {
+        return "nobody has started it".to_owned();
+    }
+    let waits = waits(chart);
+    match waits.as_slice() {
+        [] => "waits for nothing".to_owned(),
+        [first] => format!("waits for {first}"),
+        [first, rest @ ..] => format!("waits for {first} and {} more", rest.len()),
+    }
+}
+
+/// What an orchestration waits for.
+fn waits(chart: &Chart) -> Vec<String> {
+    // An event is for the first that waits for its name; which one that was is not noted.
+    let mut heard: BTreeMap<&str, usize> = BTreeMap::new();
+    for event in chart.events.as_deref().unwrap_or_default() {
+        if let EventKind::ExternalEvent { name, .. } | EventKind::QueueEventDelivered { name, .. } = &event.kind {
+            *heard.entry(name).or_default() += 1;
+        }
+    }
+    let mut waits = Vec::new();
+    for event in chart.outstanding() {
+        waits.push(match &event.kind {
+            EventKind::ActivityScheduled { name, .. } => {
+                let work = event.execution_id;
+                let work = chart.work.get(&WorkDocument::scheduled_id(work, event.event_id));
+                let runs = work.is_some_and(|(work, _)| is_held(work.lock.as_ref(), chart.now));
+                format!("activity {name}{}", if runs { ", which runs" } else { "" })
+            }
+            EventKind::TimerCreated { .. } => "a timer".to_owned(),
+            EventKind::SubOrchestrationScheduled { name, .. } => format!("a child {name}"),
+            EventKind::ExternalSubscribed { name } | EventKind::QueueSubscribed { name } => {
+                if let Some(heard) = heard.get_mut(name.as_str()).filter(|heard| **heard > 0) {
+                    *heard -= 1;
+                    continue;
+                }
+                format!("event {name}")
+            }
+            _ => continue,
+        });
+    }
+    waits
+}

@@ -1,0 +1,129 @@
+//! What is due and nobody takes, and who is missing.
+
+use super::{chart::Chart, findings::LATE, Member};
+use crate::model::{InstanceDocument, Millis, Versions, WorkDocument};
+use std::collections::BTreeMap;
+
+/// Something that nobody takes.
+pub(super) struct Late {
+    pub(super) subject: String,
+    pub(super) detail: String,
+    pub(super) todo: String,
+}
+
+/// What of an instance nobody takes.
+pub(super) fn of(chart: &Chart, document: Option<&InstanceDocument>, members: &[Member]) -> Vec<Late> {
+    let alive: Vec<&Member> = members.iter().filter(|member| member.alive).collect();
+    turns(chart, document, &alive).into_iter().chain(activities(chart, &alive)).collect()
+}
+
+fn turns(chart: &Chart, document: Option<&InstanceDocument>, members: &[&Member]) -> Option<Late> {
+    let is_locked = document.is_some_and(|document| document.locked_until(chart.now).is_some());
+    let is_busy = document.is_some_and(|document| document.deleting.is_some() || document.rolling.is_some());
+    // What was claimed is due when the lock has ended.
+    let lock = document.and_then(|document| document.lock.as_ref()).map_or(0, |lock| lock.until);
+    let due = chart.messages.iter().map(|(message, _)| message.due.max(lock)).min()?;
+    if is_locked || is_busy || due + LATE >= chart.now {
+        return None;
+    }
+    let waiting = chart.messages.iter().filter(|(message, _)| message.due <= chart.now).count();
+    let pinned = document.and_then(|document| document.pinned.clone());
+    let attempts = document.map_or(0, |document| document.claims.len());
+    let (why, todo) = why_no_turn(pinned.as_deref(), attempts, members);
+    let since = seconds(due, chart.now);
+    let lock = if lock > 0 { ", with a lock that has expired" } else { "" };
+    Some(Late {
+        subject: "turn".to_owned(),
+        detail: format!("{waiting} messages wait since {since}{lock}: {why}"),
+        todo,
+    })
+}
+
+fn why_no_turn(pinned: Option<&str>, attempts: usize, members: &[&Member]) -> (String, String) {
+    let takers: Vec<&Member> = members.iter().copied().filter(|member| member.turns.is_some()).collect();
+    if takers.is_empty() {
+        return ("no process takes turns".to_owned(), "start a worker".to_owned());
+    }
+    let version = pinned.and_then(|pinned| semver::Version::parse(pinned).ok());
+    let runs = |member: &&Member| {
+        let versions = member.turns.as_ref().and_then(|turns| turns.versions.clone());
+        Versions(versions).run(version.as_ref())
+    };
+    if !takers.iter().any(runs) {
+        let pinned = pinned.unwrap_or_default();
+        let why = format!("it is pinned to duroxide {pinned}, which none of {} processes runs", takers.len());
+        return (why, format!("start a worker with duroxide {pinned}"));
+    }
+    let why = format!(
+        "{} processes could take it, after {attempts} attempts",
+        takers.iter().filter(|member| runs(member)).count()
+    );
+    (why, "look at the logs of the workers; a turn that fails is put off, longer each time".to_owned())
+}
+
+fn activities(chart: &Chart, members: &[&Member]) -> Vec<Late> {
+    // One word for all that wait for the same.
+    let mut groups: BTreeMap<(Option<&str>, Option<&str>), Vec<&WorkDocument>> = BTreeMap::new();
+    for (work, _) in chart.work.values().filter(|(work, _)| work.due + LATE < chart.now) {
+        groups.entry((work.tag.as_deref(), work.session_id.as_deref())).or_default().push(work);
+    }
+    groups
+        .into_iter()
+        .map(|((tag, session), work)| {
+            let due = work.iter().map(|work| work.due).min().unwrap_or_default();
+            let attempts = work.iter().map(|work| work.attempts).max().unwrap_or_default();
+            let (why, todo) = why_no_activity(chart, tag, session, attempts, members);
+            let (count, since) = (work.len(), seconds(due, chart.now));
+            let named = tag.map_or_else(String::new, |tag| format!(" with tag {tag:?}"));
+            let bound = session.map_or_else(String::new, |session| format!(" of session {session:?}"));
+            Late {
+                subject: format!("activities {tag:?} {session:?}"),
+                detail: format!("{count} activities{named}{bound} wait since {since}: {why}"),
+                todo,
+            }
+        })
+        .collect()
+}
+
+fn why_no_activity(
+    chart: &Chart,
+    tag: Option<&str>,
+    session: Option<&str>,
+    attempts: u32,
+    members: &[&Member],
+) -> (String, String) {
+    let takes = |member: &&&Member| {
+        let stand = member.activities.as_ref();
+        stand.is_some_and(|stand| match tag {
+            _ if stand.any => true,
+            None => stand.untagged,
+            Some(tag) => stand.tags.iter().any(|of| of == tag),
+        })
+    };
+    let takers = members.iter().filter(takes).count();
+    if takers == 0 {
+        let (what, with) = match tag {
+            Some(tag) => (format!(" with tag {tag:?}"), format!(" that takes tag {tag:?}")),
+            None => (" without a tag".to_owned(), String::new()),
+        };
+        return (format!("no process runs activities{what}"), format!("start a worker{with}"));
+    }
+    let held = session.and_then(|session| chart.sessions.get(session)).filter(|held| held.locked_until > chart.now);
+    if let Some(held) = held {
+        let owner = &held.owner;
+        let is_known = members.iter().any(|member| member.session_owners.contains(owner));
+        let left = seconds(chart.now, held.locked_until);
+        if !is_known {
+            let why = format!("its session is {owner:?}'s for {left}, and no process that is there is called that");
+            return (why, "wait until the session's lock has expired; then any worker takes it".to_owned());
+        }
+        let why = format!("its session is {owner:?}'s for {left}, which is busy or does not take it");
+        return (why, "look at that worker; when it goes, another one has the session".to_owned());
+    }
+    let why = format!("{takers} processes could take it, after {attempts} attempts");
+    (why, "look at the logs of the workers: they may be busy with others, or fail to begin it".to_owned())
+}
+
+fn seconds(from: Millis, to: Millis) -> String {
+    format!("{} s", to.saturating_sub(from) / 1_000)
+}

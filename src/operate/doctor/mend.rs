@@ -1,0 +1,313 @@
+//! Mending: what findings have said, and two new looks find again, under the instance's fence.
+
+use super::{
+    chart::Chart,
+    findings::{Found, Mend},
+    rebuild, Diagnosis, Doctor, Examined, Finding,
+};
+use crate::{
+    admin::delete,
+    dispatch,
+    engine::Engine,
+    model::{
+        item, ExecutionDocument, InstanceDocument, IntentDocument, KvDocument, MessageDocument, Millis, Partition,
+        StatusDocument, WorkDocument,
+    },
+    outbox,
+    store::{batch, BatchOutcome, Operation, StoreError, Versioned, WriteOutcome},
+    turn::{instance_id, load, read, release::read_latest, staging},
+};
+use duroxide::{providers::WorkItem, EventKind};
+use serde::Serialize;
+use std::sync::Arc;
+use tracing::info;
+
+/// So often it is looked again where something was in the way.
+const ATTEMPTS: usize = 8;
+/// What a batch keeps free for the fence.
+const ROOM: usize = 16 * 1024;
+
+/// What a repair has done.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[non_exhaustive]
+pub struct Repair {
+    /// What was done, in order: the findings that are mended.
+    pub done: Vec<Finding>,
+    /// Why the rest was not, where something was in the way.
+    pub hindered: Option<String>,
+    /// How the instance is after it; none where there is nothing of that name any more.
+    pub after: Option<Diagnosis>,
+}
+
+pub(super) async fn repair(doctor: &Doctor, said: &Diagnosis) -> Result<Repair, StoreError> {
+    let engine = &doctor.engine;
+    let mut repair = Repair { done: Vec::new(), hindered: None, after: None };
+    let Ok(partition) = Partition::instance(&said.instance) else { return Ok(repair) };
+    for _ in 0..ATTEMPTS {
+        let Some(Examined { diagnosis, found, chart }) = doctor.examine(&partition).await? else {
+            repair.after = None;
+            return Ok(repair);
+        };
+        repair.after = Some(diagnosis);
+        let Some(chart) = chart else {
+            repair.hindered = Some("it moves".to_owned());
+            return Ok(repair);
+        };
+        let todo: Vec<Found> =
+            found.into_iter().filter(|found| found.does().is_some() && found.was_said(&said.findings)).collect();
+        if todo.is_empty() {
+            repair.hindered = None;
+            return Ok(repair);
+        }
+        let locked = chart.document().and_then(|document| document.locked_until(engine.now()));
+        if locked.is_some() {
+            repair.hindered = Some("a turn is under way: try again when it has ended".to_owned());
+            return Ok(repair);
+        }
+        repair.hindered = mend(engine, &chart, todo, &mut repair.done).await?;
+    }
+    Ok(repair)
+}
+
+/// Mends what there is first of; why not, where something was in the way.
+async fn mend(
+    engine: &Arc<Engine>,
+    chart: &Chart,
+    todo: Vec<Found>,
+    done: &mut Vec<Finding>,
+) -> Result<Option<String>, StoreError> {
+    let partition = &chart.partition;
+    let moved = || Ok(Some("it has changed meanwhile".to_owned()));
+    for found in &todo {
+        match (&found.mend, chart.document()) {
+            (Mend::RollForward, _) => drop(staging::roll_forward(engine, partition, engine.deadline()).await?),
+            (Mend::GoOnDeleting, Some(document)) => {
+                if !delete::recover(engine, document, delete::UNDO_AFTER, engine.deadline()).await? {
+                    return Ok(Some("somebody is deleting it right now".to_owned()));
+                }
+            }
+            (Mend::Rebuild, _) => {
+                let Some(document) = rebuild::instance(chart, &engine.new_token()) else { return moved() };
+                let id = instance_id();
+                let created = engine.store.create(partition, &id, &document, engine.deadline()).await?;
+                if !matches!(created, WriteOutcome::Done(_)) {
+                    return moved();
+                }
+            }
+            _ => continue,
+        }
+        engine.cache.forget(partition);
+        info!(instance_id = partition.instance_id(), reason = ?found.finding.reason, "mended");
+        done.push(found.finding.clone());
+        // What else is wrong is another matter after that.
+        return Ok(None);
+    }
+    let Some(instance) = &chart.instance else { return without_fence(engine, chart, todo, done).await };
+    let mut fence = instance.clone();
+    let mut drafter = Drafter { engine, chart, token: engine.new_token(), count: 0 };
+    let (mut ready, mut operations): (Vec<Found>, Vec<Operation>) = (Vec::new(), Vec::new());
+    let mut bytes = 0;
+    for found in todo {
+        let draft = drafter.draft(&instance.document, &found.mend).await?;
+        let size: usize = draft.iter().map(Operation::size).sum();
+        let is_full = operations.len() + draft.len() >= batch::MAX_OPERATIONS || bytes + size > batch::MAX_BYTES - ROOM;
+        if is_full && !operations.is_empty() {
+            if !write(engine, &mut fence, &std::mem::take(&mut operations)).await? {
+                return moved();
+            }
+            done.extend(ready.drain(..).map(|found| found.finding));
+            bytes = 0;
+        }
+        bytes += size;
+        operations.extend(draft);
+        ready.push(found);
+    }
+    if !write(engine, &mut fence, &operations).await? {
+        return moved();
+    }
+    done.extend(ready.into_iter().map(|found| found.finding));
+    Ok(None)
+}
+
+/// Where there is no instance, what does not belong goes by its own ETag.
+async fn without_fence(
+    engine: &Engine,
+    chart: &Chart,
+    todo: Vec<Found>,
+    done: &mut Vec<Finding>,
+) -> Result<Option<String>, StoreError> {
+    for found in todo {
+        let Mend::Delete(id, etag) = &found.mend else { continue };
+        let deleted = engine.store.delete(&chart.partition, id, Some(etag), engine.deadline()).await?;
+        if !matches!(deleted, WriteOutcome::Done(_)) {
+            return Ok(Some("it has changed meanwhile".to_owned()));
+        }
+        done.push(found.finding);
+    }
+    Ok(None)
+}
+
+/// One batch with the fence, which moves; `false` where something has changed.
+async fn write(
+    engine: &Arc<Engine>,
+    fence: &mut Versioned<InstanceDocument>,
+    operations: &[Operation],
+) -> Result<bool, StoreError> {
+    let partition = fence.document.instance_id.clone();
+    let now = engine.now();
+    let mut next = fence.document.clone();
+    next.updated_at = now;
+    if next.lock.is_some() && next.enclosed.is_none() {
+        // It has expired. Who had it may have stalled, and must not go on beside this.
+        next.give_up(now);
+    }
+    let mut whole = vec![Operation::replace(instance_id(), &next, Some(&fence.etag))?];
+    whole.extend_from_slice(operations);
+    let BatchOutcome::Committed(committed) = engine.store.batch(&partition, &whole, engine.deadline()).await? else {
+        return Ok(false);
+    };
+    *fence = Versioned { document: next, etag: committed.fence()? };
+    engine.cache.forget(&partition);
+    dispatch::announce(engine, &partition, operations, &committed, 1);
+    let intents = operations.iter().filter_map(|operation| match operation {
+        Operation::Create { document } => serde_json::from_value::<IntentDocument>(document.clone()).ok(),
+        _ => None,
+    });
+    outbox::deliver_soon(engine, intents.collect()).await;
+    info!(instance_id = partition.instance_id(), documents = operations.len(), "mended");
+    Ok(true)
+}
+
+/// Makes the documents of a repair.
+struct Drafter<'a> {
+    engine: &'a Arc<Engine>,
+    chart: &'a Chart,
+    /// Nobody else has it: what is made has it in its id.
+    token: String,
+    count: usize,
+}
+
+impl Drafter<'_> {
+    async fn draft(&mut self, document: &InstanceDocument, mend: &Mend) -> Result<Vec<Operation>, StoreError> {
+        let (chart, now) = (self.chart, self.engine.now());
+        let partition = &chart.partition;
+        Ok(match mend {
+            Mend::Nothing | Mend::RollForward | Mend::GoOnDeleting | Mend::Rebuild => Vec::new(),
+            Mend::Schedule(item) => self.schedule(item)?,
+            Mend::Tell(item) => vec![self.message(item, now)?],
+            Mend::TellEnd { event, child } => match self.end(document, *event, child).await? {
+                Some(item) => vec![self.message(&item, now)?],
+                None => Vec::new(),
+            },
+            Mend::Send(item) => vec![self.intent(document, item, now)?],
+            Mend::SetValue { key, value, at } => {
+                // The turn that ends an execution begins the next epoch.
+                let epoch = document.epoch.saturating_sub(u64::from(document.is_terminal()));
+                let before = chart.values.get(key);
+                let next = KvDocument::written(partition, key, before, Some(value.clone()), *at, epoch);
+                vec![Operation::upsert(&next)?]
+            }
+            Mend::SetStatus(value) => {
+                let next = StatusDocument::new(partition.clone(), value.clone(), document.status_version);
+                vec![Operation::upsert(&next)?]
+            }
+            Mend::Archive(execution) => self.archive(document, *execution).await?,
+            Mend::Delete(id, etag) => vec![Operation::delete(id.clone(), Some(etag))],
+        })
+    }
+
+    /// An activity over what is left of it: nothing, what can't be read, or the one that was seen.
+    fn schedule(&self, item: &WorkItem) -> Result<Vec<Operation>, StoreError> {
+        let WorkItem::ActivityExecute { execution_id, id, .. } = item else { return Ok(Vec::new()) };
+        let work_id = WorkDocument::scheduled_id(*execution_id, *id);
+        let seq = self.engine.sequencer.next();
+        let partition = self.chart.partition.clone();
+        let (work, payload) =
+            WorkDocument::new(partition, work_id.clone(), item, seq, self.engine.now()).map_err(unwritable)?;
+        let is_illegible = self.chart.unreadable.iter().any(|(id, ..)| id == work_id.as_str());
+        let mut operations = vec![match self.chart.work.get(&work_id) {
+            Some((_, etag)) => Operation::replace(work_id, &work, Some(etag))?,
+            None if is_illegible => Operation::upsert(&work)?,
+            None => Operation::create(&work)?,
+        }];
+        if let Some(payload) = payload {
+            operations.push(Operation::upsert(&payload)?);
+        }
+        Ok(operations)
+    }
+
+    /// A key that nobody else has.
+    fn key(&mut self) -> String {
+        self.count += 1;
+        format!("r:{}:{}", self.token, self.count)
+    }
+
+    fn message(&mut self, item: &WorkItem, now: Millis) -> Result<Operation, StoreError> {
+        let (key, seq) = (self.key(), self.engine.sequencer.next());
+        let partition = self.chart.partition.clone();
+        let due = item::visible_at(item, now);
+        let message = MessageDocument::new(partition, &key, item, seq, now, due).map_err(unwritable)?;
+        Operation::create(&message)
+    }
+
+    fn intent(&mut self, sender: &InstanceDocument, item: &WorkItem, now: Millis) -> Result<Operation, StoreError> {
+        let (key, seq) = (self.key(), self.engine.sequencer.next());
+        let target = Partition::instance(item::target(item).unwrap_or_default())
+            .map_err(|e| StoreError::Malformed { detail: e.to_string() })?;
+        let mut message = MessageDocument::new(target.clone(), &key, item, seq, now, now).map_err(unwritable)?;
+        message.delivered = true;
+        message.born = Some(sender.born.clone());
+        let document = serde_json::to_value(&message).map_err(unwritable)?;
+        let takeover = self.engine.clock.after(self.engine.config.reconciler_age_threshold());
+        let partition = self.chart.partition.clone();
+        let intent = IntentDocument::new(partition, target, &self.token, self.count, document, now, takeover);
+        Operation::create(&intent)
+    }
+
+    /// How a child has ended, as its own history says.
+    async fn end(&self, parent: &InstanceDocument, event: u64, child: &str) -> Result<Option<WorkItem>, StoreError> {
+        let Ok(partition) = Partition::instance(child) else { return Ok(None) };
+        let found = read_latest(self.engine, &partition, self.engine.deadline()).await?;
+        let Some(found) = found.filter(|found| found.document.is_terminal()) else { return Ok(None) };
+        let events = self.history(&partition, found.document.execution).await?;
+        let parent_instance = self.chart.partition.instance_id().unwrap_or_default().to_owned();
+        let parent_execution_id = parent.execution;
+        Ok(events.into_iter().rev().find_map(|of_child| match of_child.kind {
+            EventKind::OrchestrationCompleted { output: result } => Some(WorkItem::SubOrchCompleted {
+                parent_instance: parent_instance.clone(),
+                parent_execution_id,
+                parent_id: event,
+                result,
+            }),
+            EventKind::OrchestrationFailed { details } => Some(WorkItem::SubOrchFailed {
+                parent_instance: parent_instance.clone(),
+                parent_execution_id,
+                parent_id: event,
+                details,
+            }),
+            _ => None,
+        }))
+    }
+
+    async fn archive(&self, document: &InstanceDocument, execution: u64) -> Result<Vec<Operation>, StoreError> {
+        let events = self.history(&self.chart.partition, execution).await?;
+        let archive = if execution == document.execution {
+            let output = rebuild::end(&events).map(|(_, output)| output);
+            ExecutionDocument::of(document, output)
+        } else {
+            rebuild::execution(&self.chart.partition, execution, &events)
+        };
+        Ok(vec![Operation::upsert(&archive)?])
+    }
+
+    async fn history(&self, partition: &Partition, execution: u64) -> Result<Vec<duroxide::Event>, StoreError> {
+        let documents = read::history(self.engine, partition, execution, self.engine.deadline()).await?;
+        let events = load::events(documents).map_err(|detail| StoreError::Malformed { detail })?;
+        Ok(events.0)
+    }
+}
+
+fn unwritable(error: serde_json::Error) -> StoreError {
+    StoreError::Malformed { detail: format!("a work item can't be written as JSON: {error}") }
+}

@@ -1,0 +1,99 @@
+//! Which instances to look at.
+
+use crate::{
+    engine::Engine,
+    model::{clock::millis, status, Millis, Partition},
+    operate::list::{self, InstanceQuery},
+    store::{in_background, queries, Lenient, Pages, Patience, StoreError},
+};
+use serde::Deserialize;
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+/// Instances of one page.
+const PAGE: usize = 200;
+
+/// The instances that may be in trouble, page by page, each once.
+pub struct Suspects {
+    engine: Arc<Engine>,
+    /// Those that have moved since are not among them.
+    unmoved_since: Millis,
+    all: bool,
+    phase: Phase,
+    seen: HashSet<String>,
+}
+
+/// Where the next page comes from.
+enum Phase {
+    /// Those of which something is overdue.
+    Overdue,
+    /// Instances of this status, or of any, from a cursor on.
+    Instances(Option<&'static str>, Option<String>),
+    /// Whatever has a history.
+    Histories(Option<Box<Pages<Lenient<Row>>>>),
+    Over,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Row {
+    instance_id: Partition,
+}
+
+impl Suspects {
+    pub(super) fn new(engine: Arc<Engine>, unmoved: Duration, all: bool) -> Self {
+        let unmoved_since = engine.now().saturating_sub(millis(unmoved));
+        Self { engine, unmoved_since, all, phase: Phase::Overdue, seen: HashSet::new() }
+    }
+
+    /// The next page, which may be empty; none after the last.
+    pub async fn next(&mut self) -> Result<Option<Vec<String>>, StoreError> {
+        let found = match std::mem::replace(&mut self.phase, Phase::Over) {
+            Phase::Over => return Ok(None),
+            Phase::Overdue => in_background(self.overdue()).await?,
+            Phase::Instances(status, cursor) => in_background(self.instances(status, cursor)).await?,
+            Phase::Histories(pages) => in_background(self.histories(pages)).await?,
+        };
+        Ok(Some(found.into_iter().filter(|id| self.seen.insert(id.clone())).collect()))
+    }
+
+    async fn overdue(&mut self) -> Result<Vec<String>, StoreError> {
+        let until = self.engine.now().saturating_sub(super::findings::LATE);
+        let statement = queries::OVERDUE.statement().bind("@until", until);
+        let patience = Patience::PerPage(self.engine.config.operation_timeout());
+        let rows: Vec<Lenient<Row>> = self.engine.store.query_container(statement, patience).await?;
+        self.phase = Phase::Instances((!self.all).then_some(status::RUNNING), None);
+        Ok(named(rows).into_iter().collect::<HashSet<_>>().into_iter().collect())
+    }
+
+    async fn instances(
+        &mut self,
+        status: Option<&'static str>,
+        cursor: Option<String>,
+    ) -> Result<Vec<String>, StoreError> {
+        let query = InstanceQuery { status: status.map(ToOwned::to_owned), ..InstanceQuery::default() };
+        let page = list::page(&self.engine, &query, cursor.as_deref(), PAGE).await?;
+        self.phase = match (page.cursor, status) {
+            (Some(cursor), status) => Phase::Instances(status, Some(cursor)),
+            (None, Some(status::RUNNING)) => Phase::Instances(Some(status::CONTINUED), None),
+            (None, Some(_)) => Phase::Over,
+            (None, None) => Phase::Histories(None),
+        };
+        let unmoved = page.instances.into_iter().filter(|found| self.all || found.updated_at <= self.unmoved_since);
+        Ok(unmoved.map(|found| found.id).collect())
+    }
+
+    async fn histories(&mut self, pages: Option<Box<Pages<Lenient<Row>>>>) -> Result<Vec<String>, StoreError> {
+        let patience = Patience::PerPage(self.engine.config.operation_timeout());
+        let mut pages = match pages {
+            Some(pages) => pages,
+            None => Box::new(self.engine.store.container_pages(queries::WITH_HISTORY.statement(), patience)?),
+        };
+        let Some(rows) = pages.next().await? else { return Ok(Vec::new()) };
+        self.phase = Phase::Histories(Some(pages));
+        Ok(named(rows))
+    }
+}
+
+fn named(rows: Vec<Lenient<Row>>) -> Vec<String> {
+    rows.into_iter().filter_map(|Lenient(row)| Some(row?.instance_id.instance_id()?.to_owned())).collect()
+}
