@@ -270,6 +270,85 @@ async fn a_child_that_was_lost_is_started_again_and_an_end_that_was_lost_is_told
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_that_is_on_its_way_to_a_child_that_has_ended_is_answered_by_nobody_else() {
+    let scene = Scene::new(1);
+    let provider = scene.provider_with("worker", quiet().with_hand_over(false)).await;
+    parent_and_child(&provider).await;
+    let (_, token, _) = next_turn(&provider, LONG).await;
+    let metadata =
+        duroxide::providers::ExecutionMetadata { parent_instance_id: Some("parent".to_owned()), ..ended("Completed") };
+    let child = |parent_id| {
+        let mut event = started("child", 1);
+        let EventKind::OrchestrationStarted { parent_instance, parent_id: of, .. } = &mut event.kind else {
+            panic!("it is started");
+        };
+        (*parent_instance, *of) = (Some("parent".to_owned()), Some(parent_id));
+        event
+    };
+    let events = vec![child(2), completed("child", 1, 2)];
+    commit(&provider, &token, events, Vec::new(), Vec::new(), metadata).await.unwrap();
+    let again = scene.provider("again").await;
+    again.enqueue_for_orchestrator(start_child("child", Some("parent")), None).await.unwrap();
+    assert_eq!(diagnose(&provider, "parent").await.findings, [], "the child has yet to say that it is there already");
+    take_away(&scene, &message_of(&scene, "child").await).await;
+    let diagnosis = diagnose(&provider, "parent").await;
+    assert_eq!(reasons(&diagnosis), [Reason::LostEnd]);
+    assert!(diagnosis.can_be_repaired());
+    // Another event of the parent's has started that child: its end is no answer to this one.
+    let mut history = scene.of_kind("child", "history").await.remove(0);
+    let text = history["events"][0].as_str().unwrap().replace("\"parent_id\":2", "\"parent_id\":7");
+    history["events"][0] = json!(text);
+    put(&scene, &history).await;
+    by_hand(&provider, "parent", Reason::LostEnd).await;
+    // A child that was failed since its history can't be read told nobody: it is told for it.
+    history["events"][0] = json!("garbage");
+    put(&scene, &history).await;
+    let mut document = scene.of_kind("child", "instance").await.remove(0);
+    (document["status"], document["output"]) = (json!("Failed"), json!("poisoned"));
+    put(&scene, &document).await;
+    mended(&provider, "parent", Reason::LostEnd).await;
+    let (item, ..) = next_turn(&scene.provider("other").await, LONG).await;
+    let [WorkItem::SubOrchFailed { parent_id: 2, details, .. }] = item.messages.as_slice() else {
+        panic!("{:?}", item.messages);
+    };
+    assert!(details.display_message().contains("poisoned"), "{details:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_instance_is_not_made_from_a_part_of_its_history_and_keeps_its_birth() {
+    let scene = Scene::new(1);
+    let provider = scene.provider_with("worker", quiet().with_hand_over(false)).await;
+    parent_and_child(&provider).await;
+    let document = scene.of_kind("parent", "instance").await.remove(0);
+    take_away(&scene, &document).await;
+    let history = scene.of_kind("parent", "history").await.remove(0);
+    // Not where something tells of more.
+    let hints = [
+        json!({ "id": "s:key:0", "instanceId": "parent", "type": "staged", "operations": [] }),
+        json!({ "id": "w:1:9", "instanceId": "parent", "type": "work", "due": 1, "seq": "1", "item": "{}" }),
+        json!({ "id": "h:1:other:0", "instanceId": "parent", "type": "history", "execution": 1, "first": 9, "events": 7 }),
+    ];
+    for hint in &hints {
+        put(&scene, hint).await;
+        let diagnosis = diagnose(&provider, "parent").await;
+        assert!(reasons(&diagnosis).contains(&Reason::LostInstance), "{diagnosis:#?}");
+        assert!(!diagnosis.can_be_repaired(), "{diagnosis:#?}");
+        take_away(&scene, hint).await;
+    }
+    let mut gap = history.clone();
+    gap["events"].as_array_mut().unwrap().remove(0);
+    put(&scene, &gap).await;
+    by_hand(&provider, "parent", Reason::LostInstance).await;
+    put(&scene, &history).await;
+    // The start in the child's queue knows which of its name has sent it.
+    mended(&provider, "parent", Reason::LostInstance).await;
+    let made = scene.of_kind("parent", "instance").await.remove(0);
+    for field in ["born", "execution", "status", "name", "version", "events", "totals", "epoch", "turn"] {
+        assert_eq!(made[field], document[field], "{field}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_execution_that_nothing_continues_goes_on_with_what_its_queues_had() {
     let scene = Scene::new(1);
     let provider = scene.provider_with("worker", quiet().with_hand_over(false)).await;
@@ -310,6 +389,14 @@ async fn what_does_not_belong_goes_and_what_is_not_ours_stays() {
     begin(&provider, "i", Vec::new(), Vec::new()).await;
     let by_hand_only = diagnose(&provider, "i").await;
     assert_eq!(reasons(&by_hand_only), [Reason::Idle], "nothing was scheduled: {by_hand_only:#?}");
+    // An event that it waited for has come: it waits for nothing again.
+    provider.enqueue_for_orchestrator(external("i", "x"), None).await.unwrap();
+    let (_, token, _) = next_turn(&provider, LONG).await;
+    let came = EventKind::ExternalEvent { name: "note 2".to_owned(), data: String::new() };
+    commit(&provider, &token, vec![note("i", 1, 2), event_of("i", 3, came)], Vec::new(), Vec::new(), running())
+        .await
+        .unwrap();
+    by_hand(&provider, "i", Reason::Idle).await;
     let strays = [
         json!({ "id": "w:1:9", "instanceId": "i", "type": "work", "due": 1, "seq": "1", "item": "{}" }),
         json!({ "id": "p:w:1:9", "instanceId": "i", "type": "payload", "item": "{}" }),
@@ -327,7 +414,7 @@ async fn what_does_not_belong_goes_and_what_is_not_ours_stays() {
     assert_eq!(strays(&done.after.unwrap()), 1);
     let left: Vec<String> = scene.partition("i").await.iter().map(|document| document["type"].to_string()).collect();
     assert_eq!(left.iter().filter(|kind| *kind == "null").count(), 1, "{left:?}");
-    assert_eq!(left.len(), 3, "the instance, its history, the note: {left:?}");
+    assert_eq!(left.len(), 4, "the instance, its history of two turns, the note: {left:?}");
     // Activities of nobody.
     put(&scene, &json!({ "id": "w:1:2", "instanceId": "nobody", "type": "work", "due": 1, "seq": "1", "item": "{}" }))
         .await;
@@ -354,8 +441,23 @@ async fn what_can_t_be_read_is_named_and_an_activity_is_made_again() {
     let mut found = reasons(&diagnosis);
     found.sort();
     assert_eq!(found, [Reason::LostActivity, Reason::Late, Reason::Unreadable, Reason::Unreadable], "{diagnosis:#?}");
+    // What can't be read may be the end of the activity.
+    assert!(!diagnosis.can_be_repaired(), "{diagnosis:#?}");
+    take_away(&scene, &json!({ "id": "m:x", "instanceId": "i" })).await;
+    let mut held = json!({ "id": "w:1:2", "instanceId": "i", "type": "work", "due": "soon" });
+    held["lock"] = json!({ "token": "newer", "until": 9_000_000_000_000_000u64 });
+    put(&scene, &held).await;
+    by_hand(&doctor, "i", Reason::Unreadable).await;
+    held["lock"]["until"] = json!(1);
+    put(&scene, &held).await;
+    let diagnosis = diagnose(&doctor, "i").await;
     let done = repair(&doctor, &diagnosis).await;
     assert_eq!(done.done.len(), 1, "{done:#?}");
+    // Its text alone can't be read.
+    let mut work = scene.of_kind("i", "work").await.remove(0);
+    work["item"] = json!("garbage");
+    put(&scene, &work).await;
+    mended(&doctor, "i", Reason::LostInput).await;
     let (item, ..) = next_work(&scene.provider("other").await, LONG).await;
     assert_eq!(
         item,
@@ -578,6 +680,12 @@ async fn those_that_stand_still_are_found_and_those_without_a_document_where_all
     finish(&provider, "headless", None).await;
     take_away(&scene, &scene.of_kind("headless", "instance").await.remove(0)).await;
     provider.enqueue_for_orchestrator(start("waits"), None).await.unwrap();
+    put(
+        &scene,
+        &json!({ "id": "m:e:x", "instanceId": "parked", "type": "message", "due": 9_007_199_254_740_991u64, "seq": "1",
+                         "createdAt": 1, "item": serde_json::to_string(&external("parked", "x")).unwrap() }),
+    )
+    .await;
     let suspects = |unmoved: u64, all: bool| {
         let later = &later;
         async move {
@@ -592,7 +700,9 @@ async fn those_that_stand_still_are_found_and_those_without_a_document_where_all
     };
     assert_eq!(suspects(60, false).await, ["still 0", "still 1", "still 2", "waits"]);
     assert_eq!(suspects(7_200, false).await, ["waits"], "they have moved since");
-    assert_eq!(suspects(60, true).await, ["ended", "headless", "still 0", "still 1", "still 2", "waits"]);
+    assert_eq!(suspects(60, true).await, ["ended", "headless", "parked", "still 0", "still 1", "still 2", "waits"]);
+    mended(&later, "parked", Reason::LostInstance).await;
+    assert_eq!(scene.of_kind("parked", "instance").await[0]["parked"], true);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -43,6 +43,8 @@ struct Round {
     /// Those of which something is wrong.
     ill: Vec<Diagnosis>,
     failures: usize,
+    /// The first that there is nothing of.
+    unknown: Option<String>,
 }
 
 impl Doctor {
@@ -58,7 +60,11 @@ impl Doctor {
             bar.finish_and_clear();
         } else {
             for id in &self.ids {
-                let Some(diagnosis) = doctor.diagnose(id).await? else { return Ok(not_found(id)) };
+                let Some(diagnosis) = doctor.diagnose(id).await? else {
+                    // Of several, the others are looked at all the same.
+                    round.unknown.get_or_insert_with(|| id.clone());
+                    continue;
+                };
                 round.looked += 1;
                 tell(&diagnosis, output);
                 if !diagnosis.findings.is_empty() {
@@ -66,7 +72,7 @@ impl Doctor {
                 }
             }
         }
-        let Round { looked, ill, failures } = round;
+        let Round { looked, ill, failures, unknown } = round;
         let mendable =
             ill.iter().flat_map(|diagnosis| &diagnosis.findings).filter(|finding| is_mendable(finding)).count();
         output.line(format!("looked at {looked} instances: {} with something wrong", ill.len()));
@@ -78,12 +84,21 @@ impl Doctor {
             )? {
                 return Ok(End::Declined);
             }
-            return mend(&doctor, ill, output).await;
+            let is_well = mend(&doctor, ill, output).await;
+            return Ok(match unknown {
+                Some(id) => not_found(&id),
+                None if is_well && failures == 0 => End::Done,
+                None => End::Wrong,
+            });
         }
         if mendable > 0 {
             output.line(format!("--repair mends {mendable} of what was found"));
         }
-        Ok(if ill.is_empty() && failures == 0 { End::Done } else { End::Wrong })
+        Ok(match unknown {
+            Some(id) => not_found(&id),
+            None if ill.is_empty() && failures == 0 => End::Done,
+            None => End::Wrong,
+        })
     }
 }
 
@@ -130,7 +145,7 @@ fn tell(diagnosis: &Diagnosis, output: Output) {
     ];
     let known: Vec<String> = known.into_iter().flatten().collect();
     let known = if known.is_empty() { String::new() } else { format!(" ({})", known.join(", ")) };
-    let well = if findings.is_empty() { "; nothing is wrong" } else { "" };
+    let well = if findings.is_empty() && !diagnosis.moves { "; nothing is wrong" } else { "" };
     output.line(plain(&format!("{instance}{known}: {state}{well}")));
     for finding in findings {
         output.line(plain(&format!("  {}: {}", finding.reason, finding.detail)));
@@ -142,7 +157,8 @@ fn tell(diagnosis: &Diagnosis, output: Output) {
     }
 }
 
-async fn mend(doctor: &operate::Doctor, ill: Vec<Diagnosis>, output: Output) -> Result {
+/// Whether all of them are well after it.
+async fn mend(doctor: &operate::Doctor, ill: Vec<Diagnosis>, output: Output) -> bool {
     let (mut is_well, mut count) = (true, 0);
     for diagnosis in ill {
         if !diagnosis.can_be_repaired() {
@@ -176,5 +192,5 @@ async fn mend(doctor: &operate::Doctor, ill: Vec<Diagnosis>, output: Output) -> 
         is_well &= left.is_empty() && repair.hindered.is_none();
     }
     output.line(format!("mended {count}"));
-    Ok(if is_well { End::Done } else { End::Wrong })
+    is_well
 }

@@ -123,9 +123,11 @@ pub(crate) const VISIBLE_STARTS: QueryText = QueryText {
     text: "SELECT * FROM c WHERE c.type = 'message' AND c.due <= @now AND c.starts = true",
 };
 
-/// Whether an instance has a start in its queue, visible or not. Index: `type`, `starts`.
-pub(crate) const QUEUED_STARTS: QueryText =
-    QueryText { name: "queued_starts", text: "SELECT TOP 1 c.id FROM c WHERE c.type = 'message' AND c.starts = true" };
+/// Whether an instance has a start in its queue, visible or not, and which instance has sent it. Index: `type`, `starts`.
+pub(crate) const QUEUED_STARTS: QueryText = QueryText {
+    name: "queued_starts",
+    text: "SELECT TOP 1 c.id, c.born FROM c WHERE c.type = 'message' AND c.starts = true",
+};
 
 /// What the turns of an instance have consumed from outside, in all executions. Index: `type`.
 pub(crate) const CONSUMED: QueryText =
@@ -139,9 +141,22 @@ pub(crate) const HISTORY: QueryText =
 pub(crate) const HISTORY_ROWS: QueryText =
     QueryText { name: "history_rows", text: "SELECT c.id, c.execution FROM c WHERE c.type = 'history'" };
 
-/// Every document of a partition but its histories. Index: `type`.
-pub(crate) const BUT_HISTORY: QueryText =
-    QueryText { name: "but_history", text: "SELECT * FROM c WHERE NOT IS_DEFINED(c.type) OR c.type != 'history'" };
+/// Whether there is any history. Index: `type`.
+pub(crate) const ANY_HISTORY: QueryText =
+    QueryText { name: "any_history", text: "SELECT TOP 1 c.id FROM c WHERE c.type = 'history'" };
+
+/// Every document of a partition, whole, but those that may be many and large. Index: `type`.
+pub(crate) const SMALL_DOCUMENTS: QueryText = QueryText {
+    name: "small_documents",
+    text: "SELECT * FROM c WHERE NOT IS_DEFINED(c.type) OR NOT (c.type IN ('history', 'payload', 'execution', 'delivered'))",
+};
+
+/// Inputs and past executions, without what may be large. Index: `type`.
+pub(crate) const LARGE_DOCUMENTS: QueryText = QueryText {
+    name: "large_documents",
+    text: "SELECT c.id, c.instanceId, c._etag, c.type, c.execution, c.status, c.startedAt, c.endedAt, c.events, \
+           LEFT(c.item, 32) AS item FROM c WHERE c.type IN ('payload', 'execution')",
+};
 
 /// What the turns of an instance owe to others. Index: `type`.
 pub(crate) const INTENTS: QueryText = QueryText { name: "intents", text: "SELECT * FROM c WHERE c.type = 'intent'" };
@@ -152,9 +167,11 @@ pub(crate) const OVERDUE: QueryText = QueryText {
     text: "SELECT c.instanceId FROM c WHERE c.due <= @until AND c.type IN ('message', 'work', 'intent', 'instance')",
 };
 
-/// Whose histories there are. Index: `type`.
-pub(crate) const WITH_HISTORY: QueryText =
-    QueryText { name: "with_history", text: "SELECT c.instanceId FROM c WHERE c.type = 'history'" };
+/// Whose documents there are that an instance has, but for its own. Index: `type`.
+pub(crate) const WITH_ANYTHING: QueryText = QueryText {
+    name: "with_anything",
+    text: "SELECT c.instanceId FROM c WHERE c.type IN ('history', 'message', 'work', 'payload', 'staged')",
+};
 
 /// All values of an instance. Index: `type`.
 pub(crate) const VALUES: QueryText = QueryText { name: "values", text: "SELECT * FROM c WHERE c.type = 'kv'" };
@@ -380,8 +397,10 @@ pub(crate) const ALL: &[QueryText] = &[
     QUEUED_WORK,
     LATE_INTENTS,
     HISTORY_ROWS,
-    BUT_HISTORY,
+    ANY_HISTORY,
+    SMALL_DOCUMENTS,
+    LARGE_DOCUMENTS,
     INTENTS,
     OVERDUE,
-    WITH_HISTORY,
+    WITH_ANYTHING,
 ];

@@ -3,7 +3,7 @@
 use crate::{
     engine::Engine,
     model::{
-        kind, DocumentId, ExecutionDocument, HistoryDocument, InstanceDocument, IntentDocument, KvDocument,
+        kind, status, DocumentId, ExecutionDocument, HistoryDocument, InstanceDocument, IntentDocument, KvDocument,
         MessageDocument, Millis, Partition, PayloadDocument, PlanDocument, SessionDocument, StagedDocument,
         StatusDocument, WorkDocument,
     },
@@ -11,7 +11,7 @@ use crate::{
     turn::{instance_id, load},
 };
 use azure_core::http::Etag;
-use duroxide::{build_child_instance_id, providers::WorkItem, Event, EventKind};
+use duroxide::{build_child_instance_id, providers::WorkItem, ErrorDetails, Event, EventKind};
 use futures::{stream, StreamExt, TryStreamExt};
 use serde::{de::DeserializeOwned, Deserialize};
 use serde_json::Value;
@@ -37,17 +37,20 @@ pub(super) struct Chart {
     pub(super) events: Result<Vec<Event>, String>,
     /// Which turns have written a history document, by execution.
     pub(super) turns: BTreeMap<u64, BTreeSet<String>>,
+    /// The last document of the current execution's history.
+    pub(super) last_history: Option<DocumentId>,
     pub(super) messages: Vec<(MessageDocument, Result<WorkItem, String>)>,
     pub(super) work: BTreeMap<DocumentId, (WorkDocument, Etag)>,
-    pub(super) payloads: BTreeMap<DocumentId, Etag>,
+    /// Inputs, and whether each can be read.
+    pub(super) payloads: BTreeMap<DocumentId, (Etag, bool)>,
     pub(super) executions: BTreeMap<u64, ExecutionDocument>,
     pub(super) values: BTreeMap<String, KvDocument>,
     pub(super) status: Option<StatusDocument>,
     pub(super) intents: Vec<IntentDocument>,
     pub(super) staged: BTreeMap<DocumentId, Etag>,
     pub(super) plans: BTreeSet<DocumentId>,
-    /// Documents of ours that can't be read: their id and kind, and why.
-    pub(super) unreadable: Vec<(String, String, String)>,
+    /// Documents of ours that can't be read.
+    pub(super) unreadable: Vec<Illegible>,
     /// Documents that are none of ours.
     pub(super) strangers: Vec<String>,
     /// The children that it waits for, by the id of the event that has scheduled each.
@@ -58,16 +61,38 @@ pub(super) struct Chart {
     pub(super) sessions: BTreeMap<String, SessionDocument>,
 }
 
+/// A document of ours that can't be read.
+pub(super) struct Illegible {
+    pub(super) id: String,
+    pub(super) kind: String,
+    pub(super) why: String,
+    pub(super) etag: Etag,
+    /// Somebody who can read it may be at it until then.
+    pub(super) held_until: Millis,
+}
+
 /// A child as it was seen.
 pub(super) struct Child {
     pub(super) name: String,
     pub(super) document: Option<InstanceDocument>,
     /// A start waits in its queue.
     pub(super) is_queued: bool,
+    /// Which instance of its parent's name has sent that.
+    pub(super) sender: Option<String>,
     /// There is a history, but no document that says what it is.
     pub(super) is_broken: bool,
     /// It owes its end to us still.
     pub(super) owes: bool,
+    /// How it has ended.
+    pub(super) end: Option<End>,
+}
+
+/// How a child has ended.
+pub(super) struct End {
+    /// The event with which its parent scheduled it, and the parent's execution, where its history says so.
+    pub(super) scheduled_by: Option<(Option<u64>, Option<u64>)>,
+    /// What it has returned, or how it failed.
+    pub(super) outcome: Result<String, ErrorDetails>,
 }
 
 /// What came of a look.
@@ -109,6 +134,7 @@ impl Chart {
             execution: 0,
             events: Ok(Vec::new()),
             turns: BTreeMap::new(),
+            last_history: None,
             messages: Vec::new(),
             work: BTreeMap::new(),
             payloads: BTreeMap::new(),
@@ -127,7 +153,7 @@ impl Chart {
         if let Some(Versioned { document, etag }) = found {
             match serde_json::from_value(document) {
                 Ok(document) => chart.instance = Some(Versioned { document, etag }),
-                Err(error) => chart.cant_read(instance_id().as_str(), kind::INSTANCE, error),
+                Err(error) => chart.cant_read(instance_id().as_str(), kind::INSTANCE, &Value::Null, error),
             }
         }
         if let Some(enclosed) = chart.document().and_then(InstanceDocument::enclosed_message) {
@@ -143,7 +169,12 @@ impl Chart {
 
     /// Whether the instance's document is there, but can't be read.
     pub(super) fn is_illegible(&self) -> bool {
-        self.unreadable.iter().any(|(_, of_kind, _)| of_kind == kind::INSTANCE)
+        self.cant_read_any(kind::INSTANCE)
+    }
+
+    /// Whether a document of this kind can't be read.
+    pub(super) fn cant_read_any(&self, of_kind: &str) -> bool {
+        self.unreadable.iter().any(|illegible| illegible.kind == of_kind)
     }
 
     /// What the orchestration waits for: of each schedule that nobody has ended or cancelled, its event.
@@ -158,8 +189,11 @@ impl Chart {
         self.messages.iter().filter_map(|(_, item)| item.as_ref().ok())
     }
 
-    fn cant_read(&mut self, id: &str, of_kind: &str, error: impl ToString) {
-        self.unreadable.push((id.to_owned(), of_kind.to_owned(), error.to_string()));
+    fn cant_read(&mut self, id: &str, of_kind: &str, row: &Value, error: impl ToString) {
+        let etag = Etag::from(row.get("_etag").and_then(Value::as_str).unwrap_or_default().to_owned());
+        let held_until = row.pointer("/lock/until").and_then(Value::as_u64).unwrap_or(0);
+        let (id, kind, why) = (id.to_owned(), of_kind.to_owned(), error.to_string());
+        self.unreadable.push(Illegible { id, kind, why, etag, held_until });
     }
 
     fn add_message(&mut self, message: MessageDocument) {
@@ -182,6 +216,8 @@ impl Chart {
             && self.messages.is_empty()
             && self.work.is_empty()
             && self.intents.is_empty()
+            && self.payloads.is_empty()
+            && self.staged.is_empty()
             && self.unreadable.is_empty()
     }
 
@@ -193,8 +229,10 @@ impl Chart {
             let turn = id.split(':').nth(2).unwrap_or_default().to_owned();
             self.turns.entry(execution).or_default().insert(turn);
         }
-        let rows: Vec<Value> = ask(engine, &self.partition, queries::BUT_HISTORY.statement()).await?;
-        rows.into_iter().for_each(|row| self.add(row));
+        for of_kind in [queries::SMALL_DOCUMENTS, queries::LARGE_DOCUMENTS] {
+            let rows: Vec<Value> = ask(engine, &self.partition, of_kind.statement()).await?;
+            rows.into_iter().for_each(|row| self.add(row));
+        }
         Ok(())
     }
 
@@ -203,7 +241,7 @@ impl Chart {
         let (id, of_kind) = (text("id"), text("type"));
         let etag = Etag::from(text("_etag"));
         match of_kind.as_str() {
-            kind::INSTANCE | kind::DELIVERED => {}
+            kind::INSTANCE => {}
             kind::MESSAGE => {
                 if let Some(message) = self.read::<MessageDocument>(&id, &of_kind, row) {
                     self.add_message(message);
@@ -215,8 +253,9 @@ impl Chart {
                 }
             }
             kind::PAYLOAD => {
+                // Only its beginning was asked for.
                 if let Some(payload) = self.read::<PayloadDocument>(&id, &of_kind, row) {
-                    self.payloads.insert(payload.id, etag);
+                    self.payloads.insert(payload.id, (etag, payload.item.starts_with("{\"ActivityExecute\":")));
                 }
             }
             kind::EXECUTION => {
@@ -250,7 +289,7 @@ impl Chart {
     }
 
     fn read<T: DeserializeOwned>(&mut self, id: &str, of_kind: &str, row: Value) -> Option<T> {
-        serde_json::from_value(row).map_err(|error| self.cant_read(id, of_kind, error)).ok()
+        T::deserialize(&row).map_err(|error| self.cant_read(id, of_kind, &row, error)).ok()
     }
 
     /// The history of the current execution: where there is no instance's document, the last that has one.
@@ -266,6 +305,7 @@ impl Chart {
                 documents.push(document);
             }
         }
+        self.last_history = documents.iter().max_by_key(|document| document.first).map(|document| document.id.clone());
         self.events = load::events(documents).map(|(events, _)| events);
         Ok(())
     }
@@ -321,29 +361,71 @@ pub(super) fn ended_child(item: &WorkItem, execution: u64) -> Option<u64> {
 }
 
 async fn read_child(engine: &Arc<Engine>, name: String, parent: &Partition) -> Result<Child, StoreError> {
-    let Ok(partition) = Partition::instance(&name) else {
-        return Ok(Child { name, document: None, is_queued: false, is_broken: false, owes: false });
-    };
+    let mut child =
+        Child { name, document: None, is_queued: false, sender: None, is_broken: false, owes: false, end: None };
+    let Ok(partition) = Partition::instance(&child.name) else { return Ok(child) };
     let found = read_instance(engine, &partition).await?;
     let is_there = found.is_some();
     let document: Option<InstanceDocument> = found.and_then(|found| serde_json::from_value(found.document).ok());
-    let is_live = document.as_ref().is_some_and(InstanceDocument::exists);
-    let encloses = document.as_ref().is_some_and(|document| document.enclosed.is_some());
-    let is_queued = encloses || (!is_live && load::has_start(engine, &partition, engine.deadline()).await?);
-    let is_broken = if is_there {
+    let enclosed = document.as_ref().and_then(InstanceDocument::enclosed_message).filter(|message| message.starts);
+    let starts: Vec<Start> = ask(engine, &partition, queries::QUEUED_STARTS.statement()).await?;
+    child.is_queued = enclosed.is_some() || !starts.is_empty();
+    child.sender =
+        enclosed.and_then(|message| message.born).or_else(|| starts.into_iter().find_map(|start| start.born));
+    child.is_broken = if is_there {
         document.is_none()
     } else {
-        !is_queued && !ask::<Value>(engine, &partition, queries::HISTORY_ROWS.statement()).await?.is_empty()
+        !child.is_queued && !ask::<Value>(engine, &partition, queries::ANY_HISTORY.statement()).await?.is_empty()
     };
-    let mut owes = false;
-    if document.as_ref().is_some_and(InstanceDocument::is_terminal) {
-        // A turn that is not wholly applied has not written all that it owes yet.
-        owes = document.as_ref().is_some_and(|document| document.rolling.is_some());
+    child.document = document.filter(InstanceDocument::exists);
+    if let Some(document) = child.document.as_ref().filter(|document| document.is_terminal()) {
         let intents: Vec<Lenient<IntentDocument>> = ask(engine, &partition, queries::INTENTS.statement()).await?;
-        owes |= intents.into_iter().filter_map(|Lenient(intent)| intent).any(|intent| intent.target == *parent);
+        let mut intents = intents.into_iter().map(|Lenient(intent)| intent);
+        // A turn that is not wholly applied has not written all that it owes yet; and what can't be read may be it.
+        child.owes =
+            document.rolling.is_some() || intents.any(|intent| intent.is_none_or(|intent| intent.target == *parent));
+        child.end = end_of(engine, document).await?;
     }
-    let document = document.filter(|_| is_live);
-    Ok(Child { name, document, is_queued, is_broken, owes })
+    Ok(child)
+}
+
+/// A start in a queue.
+#[derive(Deserialize)]
+struct Start {
+    #[serde(default)]
+    born: Option<String>,
+}
+
+/// How a child has ended: as its history says, or its document, where that can't be read.
+async fn end_of(engine: &Engine, document: &InstanceDocument) -> Result<Option<End>, StoreError> {
+    let statement = queries::HISTORY.statement().bind("@execution", document.execution);
+    let rows: Vec<Lenient<HistoryDocument>> = ask(engine, &document.instance_id, statement).await?;
+    let documents: Option<Vec<HistoryDocument>> = rows.into_iter().map(|Lenient(row)| row).collect();
+    let events = documents.and_then(|documents| load::events(documents).ok()).map(|(events, _)| events);
+    let Some(events) = events.filter(|events| events.len() as u64 == document.events.len()) else {
+        let message = document.output.clone().unwrap_or_else(|| "its history can't be read".to_owned());
+        let outcome = match document.status.as_deref() {
+            Some(status::COMPLETED) => document.output.clone().map(Ok),
+            Some(status::FAILED) => {
+                let operation = "sub-orchestration".to_owned();
+                Some(Err(ErrorDetails::Infrastructure { operation, message, retryable: false }))
+            }
+            _ => None,
+        };
+        return Ok(outcome.map(|outcome| End { scheduled_by: None, outcome }));
+    };
+    let scheduled_by = events.iter().find_map(|event| match &event.kind {
+        EventKind::OrchestrationStarted { parent_id, parent_execution_id, .. } => {
+            Some((*parent_id, *parent_execution_id))
+        }
+        _ => None,
+    });
+    let outcome = events.into_iter().rev().find_map(|event| match event.kind {
+        EventKind::OrchestrationCompleted { output } => Some(Ok(output)),
+        EventKind::OrchestrationFailed { details } => Some(Err(details)),
+        _ => None,
+    });
+    Ok(outcome.map(|outcome| End { scheduled_by, outcome }))
 }
 
 /// Asks a partition for what is committed in the region that answers.

@@ -1,7 +1,7 @@
 //! What a look says of an instance. Pure: nothing is asked here.
 
 use super::{
-    chart::{ended_child, Chart, Child},
+    chart::{Chart, Child, End, Illegible},
     lateness, rebuild, Finding, Member, Reason, Remedy,
 };
 use crate::model::{
@@ -9,7 +9,7 @@ use crate::model::{
     Staging, WorkDocument,
 };
 use azure_core::http::Etag;
-use duroxide::{build_child_instance_id, providers::WorkItem, Event, EventKind};
+use duroxide::{providers::WorkItem, Event, EventKind};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What is due for so long, and was not taken, nobody takes.
@@ -31,8 +31,6 @@ pub(super) enum Mend {
     Schedule(WorkItem),
     /// This message is put into the instance's own queue.
     Tell(WorkItem),
-    /// A child that has ended is asked how, and that is told.
-    TellEnd { event: u64, child: String },
     /// This message is sent to another instance.
     Send(WorkItem),
     /// A value is written as the history says.
@@ -118,28 +116,31 @@ pub(super) fn of(chart: &Chart, members: &[Member]) -> Vec<Found> {
 }
 
 fn unreadable(chart: &Chart, findings: &mut Findings) {
-    for (id, of_kind, error) in &chart.unreadable {
-        // An activity is made again from the history, with its input.
-        let is_remade =
-            matches!(of_kind.as_str(), kind::WORK | kind::PAYLOAD | kind::EXECUTION | kind::STATUS | kind::KV);
-        let todo = if is_remade {
-            "what the history says of it is made again, as another finding says; a newer version may be able to read it"
-        } else {
-            "a newer version may be able to read it; or restore it from a backup, or delete the instance"
+    for Illegible { id, kind: of_kind, why, .. } in &chart.unreadable {
+        let todo = match of_kind.as_str() {
+            // An activity is made again from the history, with its input.
+            kind::WORK | kind::PAYLOAD | kind::EXECUTION | kind::STATUS => {
+                "what the history says of it is made again, as another finding says; a newer version may be able to read it"
+            }
+            kind::KV => {
+                "a value that this execution has set is written again, as another finding says; until then each turn is put off, \
+                 and after its attempts the instance is failed"
+            }
+            _ => "a newer version may be able to read it; or restore it from a backup",
         };
-        findings.by_hand(Reason::Unreadable, id, format!("{of_kind} {id} can't be read: {error}"), todo);
+        findings.by_hand(Reason::Unreadable, id, format!("{of_kind} {id} can't be read: {why}"), todo);
     }
     for (message, item) in &chart.messages {
         if let Err(error) = item {
             let detail = format!("message {} can't be read: {error}", message.id);
-            let todo = "a newer version may be able to read it; until then each turn is put off, and after its attempts the instance \
+            let todo =
+                "a newer version may be able to read it; until then each turn is put off, and after its attempts the instance \
                         is failed";
             findings.by_hand(Reason::Unreadable, &message.id, detail, todo);
         }
     }
     if let Err(error) = &chart.events {
-        let todo = "restore it from a backup, or delete the instance: no turn runs on a part of its history, and after its attempts \
-                    it is failed";
+        let todo = "restore it from a backup: no turn runs on a part of its history, and after its attempts the instance is failed";
         findings.by_hand(Reason::Unreadable, "history", error.clone(), todo);
     }
     for id in &chart.strangers {
@@ -148,33 +149,46 @@ fn unreadable(chart: &Chart, findings: &mut Findings) {
     }
 }
 
+/// Whether something that can't be read may be what is missed: then nothing is made again.
+fn may_be_unread(chart: &Chart) -> bool {
+    let messages = chart.messages.iter().filter(|(_, item)| item.is_err()).map(|(message, _)| message.id.as_str());
+    let documents = chart.unreadable.iter().filter(|illegible| illegible.kind == kind::MESSAGE);
+    let mut messages = messages.chain(documents.map(|illegible| illegible.id.as_str()));
+    // What came from outside is nobody's answer.
+    messages.any(|id| !id.starts_with("m:e:")) || chart.cant_read_any(kind::INTENT)
+}
+
 /// There is no document that says what the instance is.
 fn without_document(chart: &Chart, members: &[Member], findings: &mut Findings) {
     let parked = chart.messages.iter().filter(|(message, _)| message.is_parked()).count();
-    if chart.turns.is_empty() && parked > 0 {
-        let detail = format!("{parked} messages wait for a start, and there is no document that says so");
-        findings.mend(Reason::LostInstance, "", detail, "make it: a start takes them along", Mend::Rebuild);
-    } else if !chart.turns.is_empty() {
+    if !chart.turns.is_empty() {
         let count = chart.events.as_ref().map_or(0, Vec::len);
         let detail =
             format!("there are {count} events of execution {}, but no document of the instance", chart.execution);
         match rebuild::instance(chart, "") {
-            Some(_) => findings.mend(Reason::LostInstance, "", detail, "make it from the history", Mend::Rebuild),
-            None => {
-                let todo = "the history does not say what began it: restore it from a backup, or delete what is left";
+            Ok(_) => {
+                let does = "make it from the history; whether the metrics have counted it is not known";
+                findings.mend(Reason::LostInstance, "", detail, does, Mend::Rebuild);
+            }
+            Err(why) => {
+                let todo =
+                    format!("restore document {:?} from a backup: {why}", InstanceDocument::document_id().as_str());
                 findings.by_hand(Reason::LostInstance, "", detail, todo);
             }
         }
         return;
-    } else {
-        for (id, (work, etag)) in &chart.work {
-            let detail = format!("activity {id} is of no instance");
-            let does = format!("delete {id}");
-            if !is_held(work.lock.as_ref(), chart.now) {
-                findings.mend(Reason::Stray, id, detail, does, Mend::Delete(id.clone(), etag.clone()));
-            }
+    }
+    if parked > 0 {
+        let detail = format!("{parked} messages wait for a start, and there is no document that says so");
+        findings.mend(Reason::LostInstance, "", detail, "make it: a start takes them along", Mend::Rebuild);
+    }
+    for (id, (work, etag)) in &chart.work {
+        if !is_held(work.lock.as_ref(), chart.now) {
+            stray(id, etag, "activity", findings);
         }
     }
+    chart.payloads.iter().for_each(|(id, (etag, _))| stray(id, etag, "the input", findings));
+    chart.staged.iter().for_each(|(id, etag)| stray(id, etag, "the staged part", findings));
     for late in lateness::of(chart, None, members) {
         findings.by_hand(Reason::Late, &late.subject, late.detail, late.todo);
     }
@@ -190,12 +204,9 @@ fn half_done(chart: &Chart, document: &InstanceDocument, findings: &mut Findings
     let is_late = document.due.is_none_or(|due| due + LATE < chart.now);
     if let Some(Rolling { key, parts, next }) = &document.rolling {
         let missing = (*next..*parts).find(|part| !chart.staged.contains_key(&StagedDocument::document_id(key, *part)));
-        if let Some(missing) = missing {
+        if let Some(missing) = missing.filter(|_| is_late) {
             let detail = format!("part {} of {parts} of a committed turn is missing", missing + 1);
-            let todo = format!(
-                "restore document {} from a backup, or delete the instance",
-                StagedDocument::document_id(key, missing)
-            );
+            let todo = format!("restore document {} from a backup", StagedDocument::document_id(key, missing));
             findings.by_hand(Reason::HalfCommitted, key, detail, todo);
         } else if is_late {
             let detail = format!("{next} of {parts} parts of a committed turn are applied");
@@ -214,7 +225,7 @@ fn half_done(chart: &Chart, document: &InstanceDocument, findings: &mut Findings
 /// Whether the history is what the instance's document says.
 fn is_whole(chart: &Chart, document: &InstanceDocument, findings: &mut Findings) -> bool {
     let Ok(events) = &chart.events else { return false };
-    if chart.unreadable.iter().any(|(_, of_kind, _)| of_kind == kind::HISTORY) {
+    if chart.cant_read_any(kind::HISTORY) {
         return false;
     }
     let mut found = EventSet::default();
@@ -231,8 +242,8 @@ fn is_whole(chart: &Chart, document: &InstanceDocument, findings: &mut Findings)
         found.last(),
         document.events.last()
     );
-    let todo = "restore what is missing from a backup, or delete the instance: no turn runs on a part of its history, and after \
-                its attempts it is failed";
+    let todo = "restore what is missing from a backup: no turn runs on a part of its history, and after its attempts the instance \
+                is failed";
     findings.by_hand(Reason::LostHistory, document.execution, detail, todo);
     false
 }
@@ -242,38 +253,43 @@ fn lost(chart: &Chart, document: &InstanceDocument, findings: &mut Findings) {
     values(chart, document, findings);
     match document.status.as_deref() {
         Some(status::RUNNING) => {
-            let mut waits = false;
             for event in chart.outstanding() {
-                waits |= is_wait(&event.kind);
                 lost_step(chart, document, event, findings);
             }
-            let is_idle = !waits && chart.messages.is_empty() && !is_held(document.lock.as_ref(), chart.now);
-            if is_idle {
+            let is_idle = chart.messages.is_empty() && !is_held(document.lock.as_ref(), chart.now);
+            if is_idle && waits(chart).is_empty() {
                 let detail = "it runs, but waits for nothing: no activity, timer, child, event or message".to_owned();
-                let todo = "raise an event that it should have had, cancel it, or delete it";
+                let todo = "raise an event that it should have had, or cancel it";
                 findings.by_hand(Reason::Idle, "", detail, todo);
             }
         }
         Some(status::CONTINUED) if !chart.messages.iter().any(|(message, _)| message.starts) => {
             if let Some(next) = continuation(chart, document) {
                 let detail = format!("execution {} continued as new, and nothing starts the next", document.execution);
-                findings.mend(Reason::LostContinuation, document.execution, detail, "start it", Mend::Tell(next));
+                let mend = Mend::Tell(next);
+                lost_and_found(chart, Reason::LostContinuation, document.execution, detail, "start it", mend, findings);
             }
         }
         _ => {}
     }
 }
 
-/// Whether an event is something that an orchestration waits for.
-fn is_wait(event: &EventKind) -> bool {
-    matches!(
-        event,
-        EventKind::ActivityScheduled { .. }
-            | EventKind::TimerCreated { .. }
-            | EventKind::SubOrchestrationScheduled { .. }
-            | EventKind::ExternalSubscribed { .. }
-            | EventKind::QueueSubscribed { .. }
-    )
+/// Something is lost that can be made again, unless what can't be read may be it.
+fn lost_and_found(
+    chart: &Chart,
+    reason: Reason,
+    subject: u64,
+    detail: String,
+    does: impl Into<String>,
+    mend: Mend,
+    findings: &mut Findings,
+) {
+    if may_be_unread(chart) {
+        let todo = "a message that can't be read may be it: nothing is made again while it is there";
+        findings.by_hand(reason, subject, detail, todo);
+    } else {
+        findings.mend(reason, subject, detail, does, mend);
+    }
 }
 
 /// What nobody has ended or cancelled: is there something that will?
@@ -281,53 +297,61 @@ fn lost_step(chart: &Chart, document: &InstanceDocument, event: &Event, findings
     let Some(instance) = chart.partition.instance_id() else { return };
     let (id, execution) = (event.event_id, document.execution);
     match &event.kind {
-        EventKind::ActivityScheduled { name, .. } => {
-            let work_id = WorkDocument::scheduled_id(execution, id);
-            let payload_id = WorkDocument::payload_id(&work_id);
-            let Some(item) = activity_of(instance, execution, event) else { return };
-            let told = chart.items().any(|item| match item {
-                WorkItem::ActivityCompleted { execution_id, id: of, .. }
-                | WorkItem::ActivityFailed { execution_id, id: of, .. } => (*execution_id, *of) == (execution, id),
-                _ => false,
-            });
-            let work = chart.work.get(&work_id);
-            if work.is_none() && !told {
-                let detail = format!("activity {name} (event {id}) has neither work nor completion");
-                let does = format!("schedule it again ({work_id}): it may have run before");
-                findings.mend(Reason::LostActivity, id, detail, does, Mend::Schedule(item));
-            } else if work
-                .is_some_and(|(work, _)| work.has_payload_document() && !is_held(work.lock.as_ref(), chart.now))
-                && !chart.payloads.contains_key(&payload_id)
-            {
-                let detail = format!("the input of activity {name} (event {id}) is not there");
-                let does = format!("schedule it again with its input ({work_id}, {payload_id})");
-                findings.mend(Reason::LostInput, id, detail, does, Mend::Schedule(item));
-            }
-        }
+        EventKind::ActivityScheduled { .. } => lost_activity(chart, instance, execution, event, findings),
         EventKind::TimerCreated { fire_at_ms } => {
             let told = chart.items().any(|item| {
                 matches!(item, WorkItem::TimerFired { execution_id, id: of, .. } if (*execution_id, *of) == (execution, id))
             });
             if !told {
-                let item = WorkItem::TimerFired {
-                    instance: instance.to_owned(),
-                    execution_id: execution,
-                    id,
-                    fire_at_ms: *fire_at_ms,
-                };
+                let (instance, fire_at_ms) = (instance.to_owned(), *fire_at_ms);
+                let mend = Mend::Tell(WorkItem::TimerFired { instance, execution_id: execution, id, fire_at_ms });
                 let detail = format!("the timer of event {id} has no message that fires it");
-                findings.mend(Reason::LostTimer, id, detail, "set it again, for the same time", Mend::Tell(item));
+                let does = "set it again, for the same time";
+                lost_and_found(chart, Reason::LostTimer, id, detail, does, mend, findings);
             }
         }
-        EventKind::SubOrchestrationScheduled { instance: child, .. } => {
-            let name = build_child_instance_id(instance, child);
+        EventKind::SubOrchestrationScheduled { .. } => {
             if let Some(child) = chart.children.get(&id) {
                 lost_child(chart, document, event, child, findings);
-            } else if !chart.items().any(|item| ended_child(item, execution) == Some(id)) {
-                findings.by_hand(Reason::LostChild, id, format!("child {name:?} can't be looked at"), "look again");
             }
         }
         _ => {}
+    }
+}
+
+/// An activity that nobody has ended: is there work, with its input, or a completion?
+fn lost_activity(chart: &Chart, instance: &str, execution: u64, event: &Event, findings: &mut Findings) {
+    let EventKind::ActivityScheduled { name, .. } = &event.kind else { return };
+    let id = event.event_id;
+    let work_id = WorkDocument::scheduled_id(execution, id);
+    let payload_id = WorkDocument::payload_id(&work_id);
+    let Some(item) = activity_of(instance, execution, event) else { return };
+    let told = chart.items().any(|item| match item {
+        WorkItem::ActivityCompleted { execution_id, id: of, .. }
+        | WorkItem::ActivityFailed { execution_id, id: of, .. } => (*execution_id, *of) == (execution, id),
+        _ => false,
+    });
+    if told {
+        return;
+    }
+    let Some((work, _)) = chart.work.get(&work_id) else {
+        let illegible = chart.unreadable.iter().find(|illegible| illegible.id == work_id.as_str());
+        // Somebody who can read it is at it.
+        if illegible.is_none_or(|illegible| illegible.held_until <= chart.now) {
+            let detail = format!("activity {name} (event {id}) has neither work nor completion");
+            let does = format!("schedule it again ({work_id}): it may have run before");
+            lost_and_found(chart, Reason::LostActivity, id, detail, does, Mend::Schedule(item), findings);
+        }
+        return;
+    };
+    let is_readable = match &work.item {
+        Some(item) => serde_json::from_str::<WorkItem>(item).is_ok(),
+        None => chart.payloads.get(&payload_id).is_some_and(|(_, is_readable)| *is_readable),
+    };
+    if !is_readable && !is_held(work.lock.as_ref(), chart.now) {
+        let detail = format!("the input of activity {name} (event {id}) is not there, or can't be read");
+        let does = format!("schedule it again with its input ({work_id})");
+        findings.mend(Reason::LostInput, id, detail, does, Mend::Schedule(item));
     }
 }
 
@@ -336,15 +360,16 @@ fn lost_child(chart: &Chart, parent: &InstanceDocument, event: &Event, child: &C
     let Some(instance) = chart.partition.instance_id() else { return };
     let (id, name) = (event.event_id, &child.name);
     let is_sent = chart.intents.iter().any(|intent| intent.target.instance_id() == Some(name));
+    // A start that is on its way is answered, also by a child that is there or has ended.
+    if is_sent || child.is_queued {
+        return;
+    }
+    if child.is_broken {
+        let detail = format!("child {name:?} (event {id}) has a history, but no document that can be read");
+        findings.by_hand(Reason::LostChild, id, detail, format!("duroxide-cosmos doctor {name}"));
+        return;
+    }
     let Some(document) = &child.document else {
-        if child.is_broken {
-            let detail = format!("child {name:?} (event {id}) has a history, but no document that can be read");
-            findings.by_hand(Reason::LostChild, id, detail, format!("duroxide-cosmos doctor {name}"));
-            return;
-        }
-        if is_sent || child.is_queued {
-            return;
-        }
         let EventKind::SubOrchestrationScheduled { name: orchestration, input, .. } = &event.kind else { return };
         let item = WorkItem::StartOrchestration {
             instance: name.clone(),
@@ -358,20 +383,40 @@ fn lost_child(chart: &Chart, parent: &InstanceDocument, event: &Event, child: &C
         };
         let detail = format!("child {name:?} (event {id}) does not exist, and no start is on its way");
         let does = format!("start it, in the version of {orchestration} that is the default");
-        findings.mend(Reason::LostChild, id, detail, does, Mend::Send(item));
+        lost_and_found(chart, Reason::LostChild, id, detail, does, Mend::Send(item), findings);
         return;
     };
-    let is_ours = document.parent.as_deref() == Some(instance)
-        && document.parent_born.as_ref().is_none_or(|born| *born == parent.born);
-    if !is_ours {
+    if document.parent.as_deref() != Some(instance) {
         let whose = document.parent.as_deref().map_or_else(|| "nobody's".to_owned(), |parent| format!("{parent:?}'s"));
         let detail = format!("it waits for child {name:?} (event {id}), but the instance of that name is {whose}");
-        findings.by_hand(Reason::LostChild, id, detail, "cancel the parent, or delete the other instance");
-    } else if matches!(document.status.as_deref(), Some(status::COMPLETED | status::FAILED)) && !child.owes {
-        let detail = format!("child {name:?} (event {id}) has ended, and nobody tells");
-        let mend = Mend::TellEnd { event: id, child: name.clone() };
-        findings.mend(Reason::LostEnd, id, detail, "tell how it has ended", mend);
+        findings.by_hand(Reason::LostChild, id, detail, "cancel it: that child will never be its own");
+    } else if document.parent_born.as_ref().is_some_and(|born| *born != parent.born) {
+        let detail = format!("child {name:?} (event {id}) was started by a former instance of this name");
+        findings.by_hand(Reason::LostChild, id, detail, "cancel it: that child tells it nothing");
+    } else if let Some(end) = child.end.as_ref().filter(|_| !child.owes) {
+        lost_end(chart, parent, id, child, end, findings);
     }
+}
+
+/// A child that has ended, and whose end nobody tells.
+fn lost_end(chart: &Chart, parent: &InstanceDocument, id: u64, child: &Child, end: &End, findings: &mut Findings) {
+    let Some(instance) = chart.partition.instance_id() else { return };
+    let (name, execution) = (&child.name, parent.execution);
+    let is_of_another = end.scheduled_by.is_some_and(|(event, of_execution)| {
+        event.is_some_and(|event| event != id) || of_execution.is_some_and(|of_execution| of_execution != execution)
+    });
+    if is_of_another {
+        let detail = format!("child {name:?} (event {id}) has ended, but another event has started it");
+        findings.by_hand(Reason::LostEnd, id, detail, "cancel it: nobody answers this start any more");
+        return;
+    }
+    let (parent_instance, parent_id) = (instance.to_owned(), id);
+    let item = match end.outcome.clone() {
+        Ok(result) => WorkItem::SubOrchCompleted { parent_instance, parent_execution_id: execution, parent_id, result },
+        Err(details) => WorkItem::SubOrchFailed { parent_instance, parent_execution_id: execution, parent_id, details },
+    };
+    let detail = format!("child {name:?} (event {id}) has ended, and nobody tells");
+    lost_and_found(chart, Reason::LostEnd, id, detail, "tell how it has ended", Mend::Tell(item), findings);
 }
 
 /// The activity that an event has scheduled.
@@ -536,7 +581,7 @@ fn unneeded(chart: &Chart, document: &InstanceDocument, findings: &mut Findings)
         stray(id, etag, "activity", findings);
     }
     let inputs: BTreeSet<DocumentId> = needed.iter().map(WorkDocument::payload_id).collect();
-    for (id, etag) in chart.payloads.iter().filter(|(id, _)| !inputs.contains(id)) {
+    for (id, (etag, _)) in chart.payloads.iter().filter(|(id, _)| !inputs.contains(id)) {
         stray(id, etag, "the input", findings);
     }
 }
@@ -560,7 +605,7 @@ fn parents(chart: &Chart, document: &InstanceDocument, findings: &mut Findings) 
         return;
     }
     let parent = parent.as_ref().filter(|parent| parent.exists());
-    let todo = "it runs to its end and tells nobody; cancel it, or delete it with --force, if that is not wanted";
+    let todo = "it runs to its end and tells nobody; cancel it, if that is not wanted";
     match parent {
         None => findings.by_hand(Reason::Orphan, name, format!("its parent {name:?} does not exist"), todo),
         Some(parent) if document.parent_born.as_ref().is_some_and(|born| *born != parent.born) => {
@@ -592,6 +637,9 @@ fn undelivered(chart: &Chart, findings: &mut Findings) {
 /// What an instance does or waits for, in a few words.
 pub(super) fn state(chart: &Chart) -> String {
     let Some(document) = chart.document() else {
+        if chart.is_illegible() {
+            return "can't be read".to_owned();
+        }
         let starts = chart.messages.iter().any(|(message, _)| message.starts);
         return if starts { "waits for its first turn" } else { "does not exist" }.to_owned();
     };

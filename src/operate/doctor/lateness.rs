@@ -42,7 +42,8 @@ fn turns(chart: &Chart, document: Option<&InstanceDocument>, members: &[&Member]
 fn why_no_turn(pinned: Option<&str>, attempts: usize, members: &[&Member]) -> (String, String) {
     let takers: Vec<&Member> = members.iter().copied().filter(|member| member.turns.is_some()).collect();
     if takers.is_empty() {
-        return ("no process takes turns".to_owned(), "start a worker".to_owned());
+        let todo = "start a worker, or another one, if those that are there are busy: who has not asked for a minute is not counted";
+        return ("no process takes turns".to_owned(), todo.to_owned());
     }
     let version = pinned.and_then(|pinned| semver::Version::parse(pinned).ok());
     let runs = |member: &&Member| {
@@ -106,7 +107,8 @@ fn why_no_activity(
             Some(tag) => (format!(" with tag {tag:?}"), format!(" that takes tag {tag:?}")),
             None => (" without a tag".to_owned(), String::new()),
         };
-        return (format!("no process runs activities{what}"), format!("start a worker{with}"));
+        let busy = ", or another one, if those that are there are busy: who has not asked for a minute is not counted";
+        return (format!("no process runs activities{what}"), format!("start a worker{with}{busy}"));
     }
     let held = session.and_then(|session| chart.sessions.get(session)).filter(|held| held.locked_until > chart.now);
     if let Some(held) = held {

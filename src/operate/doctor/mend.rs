@@ -14,15 +14,15 @@ use crate::{
         StatusDocument, WorkDocument,
     },
     outbox,
-    store::{batch, BatchOutcome, Operation, StoreError, Versioned, WriteOutcome},
-    turn::{instance_id, load, read, release::read_latest, staging},
+    store::{batch, BatchOutcome, Freshness, Operation, StoreError, Versioned, WriteOutcome},
+    turn::{instance_id, load, read, staging},
 };
-use duroxide::{providers::WorkItem, EventKind};
+use duroxide::providers::WorkItem;
 use serde::Serialize;
 use std::sync::Arc;
 use tracing::info;
 
-/// So often it is looked again where something was in the way.
+/// So often in a row something may be in the way.
 const ATTEMPTS: usize = 8;
 /// What a batch keeps free for the fence.
 const ROOM: usize = 16 * 1024;
@@ -44,7 +44,8 @@ pub(super) async fn repair(doctor: &Doctor, said: &Diagnosis) -> Result<Repair, 
     let engine = &doctor.engine;
     let mut repair = Repair { done: Vec::new(), hindered: None, after: None };
     let Ok(partition) = Partition::instance(&said.instance) else { return Ok(repair) };
-    for _ in 0..ATTEMPTS {
+    let mut attempts = 0;
+    while attempts < ATTEMPTS {
         let Some(Examined { diagnosis, found, chart }) = doctor.examine(&partition).await? else {
             repair.after = None;
             return Ok(repair);
@@ -65,7 +66,9 @@ pub(super) async fn repair(doctor: &Doctor, said: &Diagnosis) -> Result<Repair, 
             repair.hindered = Some("a turn is under way: try again when it has ended".to_owned());
             return Ok(repair);
         }
+        let before = repair.done.len();
         repair.hindered = mend(engine, &chart, todo, &mut repair.done).await?;
+        attempts = if repair.done.len() > before { 0 } else { attempts + 1 };
     }
     Ok(repair)
 }
@@ -88,8 +91,12 @@ async fn mend(
                 }
             }
             (Mend::Rebuild, _) => {
-                let Some(document) = rebuild::instance(chart, &engine.new_token()) else { return moved() };
+                let Ok(document) = rebuild::instance(chart, &engine.new_token()) else { return moved() };
                 let id = instance_id();
+                // A region that lags may show what was deleted.
+                if !is_there(engine, chart).await? {
+                    return moved();
+                }
                 let created = engine.store.create(partition, &id, &document, engine.deadline()).await?;
                 if !matches!(created, WriteOutcome::Done(_)) {
                     return moved();
@@ -106,10 +113,18 @@ async fn mend(
     let Some(instance) = &chart.instance else { return without_fence(engine, chart, todo, done).await };
     let mut fence = instance.clone();
     let mut drafter = Drafter { engine, chart, token: engine.new_token(), count: 0 };
+    let mut hindered = None;
     let (mut ready, mut operations): (Vec<Found>, Vec<Operation>) = (Vec::new(), Vec::new());
     let mut bytes = 0;
     for found in todo {
-        let draft = drafter.draft(&instance.document, &found.mend).await?;
+        let draft = match drafter.draft(&instance.document, &found.mend).await {
+            // What one of them is made of can't be read: the others are mended all the same.
+            Err(StoreError::Malformed { detail }) => {
+                hindered.get_or_insert(detail);
+                continue;
+            }
+            draft => draft?,
+        };
         let size: usize = draft.iter().map(Operation::size).sum();
         let is_full = operations.len() + draft.len() >= batch::MAX_OPERATIONS || bytes + size > batch::MAX_BYTES - ROOM;
         if is_full && !operations.is_empty() {
@@ -123,11 +138,19 @@ async fn mend(
         operations.extend(draft);
         ready.push(found);
     }
-    if !write(engine, &mut fence, &operations).await? {
+    if !operations.is_empty() && !write(engine, &mut fence, &operations).await? {
         return moved();
     }
     done.extend(ready.into_iter().map(|found| found.finding));
-    Ok(None)
+    Ok(hindered)
+}
+
+/// Whether the last document of the history is there, where writes go.
+async fn is_there(engine: &Engine, chart: &Chart) -> Result<bool, StoreError> {
+    let Some(id) = &chart.last_history else { return Ok(chart.turns.is_empty()) };
+    let freshness = Freshness::LatestCommitted;
+    let found = engine.store.read::<serde_json::Value>(&chart.partition, id, freshness, engine.deadline()).await?;
+    Ok(found.is_some())
 }
 
 /// Where there is no instance, what does not belong goes by its own ETag.
@@ -196,10 +219,6 @@ impl Drafter<'_> {
             Mend::Nothing | Mend::RollForward | Mend::GoOnDeleting | Mend::Rebuild => Vec::new(),
             Mend::Schedule(item) => self.schedule(item)?,
             Mend::Tell(item) => vec![self.message(item, now)?],
-            Mend::TellEnd { event, child } => match self.end(document, *event, child).await? {
-                Some(item) => vec![self.message(&item, now)?],
-                None => Vec::new(),
-            },
             Mend::Send(item) => vec![self.intent(document, item, now)?],
             Mend::SetValue { key, value, at } => {
                 // The turn that ends an execution begins the next epoch.
@@ -225,10 +244,10 @@ impl Drafter<'_> {
         let partition = self.chart.partition.clone();
         let (work, payload) =
             WorkDocument::new(partition, work_id.clone(), item, seq, self.engine.now()).map_err(unwritable)?;
-        let is_illegible = self.chart.unreadable.iter().any(|(id, ..)| id == work_id.as_str());
-        let mut operations = vec![match self.chart.work.get(&work_id) {
-            Some((_, etag)) => Operation::replace(work_id, &work, Some(etag))?,
-            None if is_illegible => Operation::upsert(&work)?,
+        let illegible = self.chart.unreadable.iter().find(|illegible| illegible.id == work_id.as_str());
+        let seen = self.chart.work.get(&work_id).map(|(_, etag)| etag).or(illegible.map(|illegible| &illegible.etag));
+        let mut operations = vec![match seen {
+            Some(etag) => Operation::replace(work_id, &work, Some(etag))?,
             None => Operation::create(&work)?,
         }];
         if let Some(payload) = payload {
@@ -263,31 +282,6 @@ impl Drafter<'_> {
         let partition = self.chart.partition.clone();
         let intent = IntentDocument::new(partition, target, &self.token, self.count, document, now, takeover);
         Operation::create(&intent)
-    }
-
-    /// How a child has ended, as its own history says.
-    async fn end(&self, parent: &InstanceDocument, event: u64, child: &str) -> Result<Option<WorkItem>, StoreError> {
-        let Ok(partition) = Partition::instance(child) else { return Ok(None) };
-        let found = read_latest(self.engine, &partition, self.engine.deadline()).await?;
-        let Some(found) = found.filter(|found| found.document.is_terminal()) else { return Ok(None) };
-        let events = self.history(&partition, found.document.execution).await?;
-        let parent_instance = self.chart.partition.instance_id().unwrap_or_default().to_owned();
-        let parent_execution_id = parent.execution;
-        Ok(events.into_iter().rev().find_map(|of_child| match of_child.kind {
-            EventKind::OrchestrationCompleted { output: result } => Some(WorkItem::SubOrchCompleted {
-                parent_instance: parent_instance.clone(),
-                parent_execution_id,
-                parent_id: event,
-                result,
-            }),
-            EventKind::OrchestrationFailed { details } => Some(WorkItem::SubOrchFailed {
-                parent_instance: parent_instance.clone(),
-                parent_execution_id,
-                parent_id: event,
-                details,
-            }),
-            _ => None,
-        }))
     }
 
     async fn archive(&self, document: &InstanceDocument, execution: u64) -> Result<Vec<Operation>, StoreError> {

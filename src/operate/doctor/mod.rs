@@ -50,6 +50,8 @@ pub struct Diagnosis {
     pub updated_at: Option<u64>,
     /// What it does or waits for, in a few words.
     pub state: String,
+    /// It has changed each time that it was looked at: what moves is not stuck, and nothing more is said of it.
+    pub moves: bool,
     /// What is wrong. Nothing where it is well.
     pub findings: Vec<Finding>,
 }
@@ -111,6 +113,13 @@ pub enum Reason {
     Stray,
     /// It runs, and there is nothing that it waits for.
     Idle,
+}
+
+impl Reason {
+    /// Whether a region that has not heard of the last writes would look the same.
+    fn may_be_lag(self) -> bool {
+        matches!(self, Self::LostHistory | Self::LostInstance | Self::HalfCommitted | Self::LostEnd)
+    }
 }
 
 impl fmt::Display for Reason {
@@ -206,10 +215,12 @@ impl Doctor {
             if found.is_empty() {
                 return Ok(Some(Examined::new(chart, found)));
             }
+            let is_same = |before: &Vec<Found>| found.iter().all(|found| before.iter().any(|other| other.is(found)));
             // A replica may lag by more than a look takes.
-            let in_doubt = number + 1 < LOOKS && found.iter().any(|found| found.finding.reason == Reason::LostHistory);
+            let in_doubt = found.iter().any(|found| found.finding.reason.may_be_lag());
+            let is_last = number + 1 == LOOKS;
             match before {
-                Some(before) if !in_doubt => {
+                Some(before) if is_last || (is_same(&before) && !in_doubt) => {
                     let agreed = found.into_iter().filter(|found| before.iter().any(|other| other.is(found)));
                     return Ok(Some(Examined::new(chart, agreed.collect())));
                 }
@@ -229,6 +240,7 @@ impl Examined {
             status: document.and_then(|document| document.status.clone()),
             updated_at: document.filter(|document| document.exists()).map(|document| document.updated_at),
             state: findings::state(&chart),
+            moves: false,
             findings: found.iter().map(|found| found.finding.clone()).collect(),
         };
         Self { diagnosis, found, chart: Some(chart) }
@@ -240,7 +252,8 @@ impl Examined {
             name: String::new(),
             status: None,
             updated_at: None,
-            state: "moves: it changed each time that it was looked at".to_owned(),
+            state: "moves".to_owned(),
+            moves: true,
             findings: Vec::new(),
         };
         Self { diagnosis, found: Vec::new(), chart: None }

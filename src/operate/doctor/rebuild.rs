@@ -1,8 +1,14 @@
 //! The document of an instance, made from what is left of it.
 
-use super::{chart::Chart, findings::custom_status};
-use crate::model::{status, Ending, EventSet, ExecutionDocument, InstanceDocument, Millis, Partition, Sealed, Totals};
-use duroxide::{Event, EventKind};
+use super::{
+    chart::{Chart, Child},
+    findings::custom_status,
+};
+use crate::model::{
+    kind, status, Ending, EventSet, ExecutionDocument, InstanceDocument, Millis, Partition, Sealed, Totals,
+    WorkDocument,
+};
+use duroxide::{providers::WorkItem, Event, EventKind};
 
 /// How an execution ended, as its history says: its status and output; none where it runs.
 pub(super) fn end(events: &[Event]) -> Option<(&'static str, String)> {
@@ -22,7 +28,7 @@ fn ids(events: &[Event]) -> EventSet {
     ids
 }
 
-fn began(events: &[Event]) -> Millis {
+fn began_at(events: &[Event]) -> Millis {
     events.first().map_or(0, |event| event.timestamp_ms)
 }
 
@@ -37,32 +43,65 @@ pub(super) fn execution(partition: &Partition, execution: u64, events: &[Event])
     past.id = ExecutionDocument::document_id(execution);
     past.execution = execution;
     past.status = end.as_ref().map_or(status::RUNNING, |(status, _)| status).to_owned();
-    past.started_at = began(events);
+    past.started_at = began_at(events);
     past.ended_at = end.as_ref().map(|_| moved(events));
     past.output = end.map(|(_, output)| output);
     past.events = ids(events);
     past
 }
 
-/// The document of the instance, for `token`, which nobody else has: none where the history does not say what began it.
-pub(super) fn instance(chart: &Chart, token: &str) -> Option<InstanceDocument> {
+/// The event that poisons an execution has this id, whatever is before it.
+const POISON: u64 = 99_999;
+
+/// Whether there may be more of the history than was seen; how that is known.
+fn lacks(chart: &Chart, events: &[Event]) -> Option<String> {
+    let ids: Vec<u64> = events.iter().map(|event| event.event_id).filter(|id| *id != POISON).collect();
+    let last = ids.len() as u64;
+    if ids.iter().copied().ne(1..=last) {
+        return Some(format!("the history has gaps: {last} events up to {}", ids.last().copied().unwrap_or(0)));
+    }
+    if chart.cant_read_any(kind::HISTORY) {
+        return Some("a part of the history can't be read".to_owned());
+    }
+    if !chart.staged.is_empty() {
+        return Some("there are parts of a turn that may have been committed".to_owned());
+    }
+    let scheduled = chart.work.keys().filter_map(WorkDocument::identity).filter(|(of, _)| *of == chart.execution);
+    let named = chart.items().filter_map(|item| match item {
+        WorkItem::ActivityCompleted { execution_id, id, .. }
+        | WorkItem::ActivityFailed { execution_id, id, .. }
+        | WorkItem::TimerFired { execution_id, id, .. } => Some((*execution_id, *id)),
+        WorkItem::SubOrchCompleted { parent_execution_id, parent_id, .. }
+        | WorkItem::SubOrchFailed { parent_execution_id, parent_id, .. } => Some((*parent_execution_id, *parent_id)),
+        _ => None,
+    });
+    let mut later = scheduled.chain(named.filter(|(of, _)| *of == chart.execution)).map(|(_, id)| id);
+    later.find(|id| *id > last).map(|id| format!("the history has {last} events, but something is about event {id}"))
+}
+
+/// The document of the instance, for `token`, which nobody else has; or why it can't be made.
+pub(super) fn instance(chart: &Chart, token: &str) -> Result<InstanceDocument, String> {
     let mut document = InstanceDocument::new(chart.partition.clone(), token, chart.now);
     document.parked = chart.messages.iter().any(|(message, _)| message.is_parked());
     if chart.turns.is_empty() {
-        return document.parked.then_some(document);
+        return if document.parked { Ok(document) } else { Err("nothing is parked".to_owned()) };
     }
-    let events = chart.events.as_ref().ok()?;
-    let (first, began_by) = events.iter().find_map(|event| match &event.kind {
+    let events = chart.events.as_ref().map_err(Clone::clone)?;
+    if let Some(lacks) = lacks(chart, events) {
+        return Err(lacks);
+    }
+    let began = events.iter().find_map(|event| match &event.kind {
         EventKind::OrchestrationStarted { name, version, parent_instance, .. } => {
             Some((event, (name.clone(), version.clone(), parent_instance.clone())))
         }
         _ => None,
-    })?;
+    });
+    let (first, began_by) = began.ok_or_else(|| "the history does not say what began it".to_owned())?;
     (document.name, document.version, document.parent) = began_by;
     document.pinned = Some(first.duroxide_version.clone());
     document.born = birth(chart).unwrap_or(document.born);
     document.execution = chart.execution;
-    document.started_at = began(events);
+    document.started_at = began_at(events);
     document.created_at = chart.executions.get(&1).map_or(document.started_at, |first| first.started_at);
     document.updated_at = moved(events);
     document.events = ids(events);
@@ -87,7 +126,7 @@ pub(super) fn instance(chart: &Chart, token: &str) -> Option<InstanceDocument> {
         document.archived = output.len() > ExecutionDocument::INLINE;
         document.output = Some(output).filter(|_| !document.archived);
         if status != status::CONTINUED {
-            // It was counted soon after it ended.
+            // Whether it was counted is not known. Those who have ended long ago were.
             document.tally = None;
             document.sealed =
                 Some(Sealed { status: status.to_owned(), totals: document.totals, round: token.to_owned() });
@@ -96,15 +135,19 @@ pub(super) fn instance(chart: &Chart, token: &str) -> Option<InstanceDocument> {
     if document.must_be_looked_at() {
         document.due = Some(chart.now);
     }
-    Some(document)
+    Ok(document)
 }
 
-/// Which of its name it is, by those who know: its children, and messages for it.
+/// Which of its name it is, by those who know: its children, starts that it has sent, and messages for it.
 fn birth(chart: &Chart) -> Option<String> {
     let instance = chart.partition.instance_id();
-    let children = chart.children.values().filter_map(|child| child.document.as_ref());
-    let by_child =
-        children.filter(|child| child.parent.as_deref() == instance).find_map(|child| child.parent_born.clone());
+    let of_child = |child: &Child| {
+        let document = child.document.as_ref().filter(|document| document.parent.as_deref() == instance);
+        document.and_then(|document| document.parent_born.clone()).or_else(|| child.sender.clone())
+    };
+    let sent = chart.intents.iter().filter(|intent| intent.document["starts"] == true);
+    let mut sent = sent.filter_map(|intent| intent.document["born"].as_str().map(ToOwned::to_owned));
     let messages = chart.messages.iter().map(|(message, _)| message).filter(|message| !message.starts);
-    by_child.or_else(|| messages.filter_map(|message| message.born.clone()).next())
+    let mut told = messages.filter_map(|message| message.born.clone());
+    chart.children.values().find_map(of_child).or_else(|| sent.next()).or_else(|| told.next())
 }

@@ -4,7 +4,7 @@ use crate::{
     engine::Engine,
     model::{clock::millis, status, Millis, Partition},
     operate::list::{self, InstanceQuery},
-    store::{in_background, queries, Lenient, Pages, Patience, StoreError},
+    store::{in_background, queries, Lenient, Pages, Patience, Statement, StoreError},
 };
 use serde::Deserialize;
 use std::{collections::HashSet, sync::Arc, time::Duration};
@@ -25,13 +25,15 @@ pub struct Suspects {
 /// Where the next page comes from.
 enum Phase {
     /// Those of which something is overdue.
-    Overdue,
+    Overdue(Option<Rows>),
     /// Instances of this status, or of any, from a cursor on.
     Instances(Option<&'static str>, Option<String>),
-    /// Whatever has a history.
-    Histories(Option<Box<Pages<Lenient<Row>>>>),
+    /// Whatever has a history, a message or work.
+    Others(Option<Rows>),
     Over,
 }
+
+type Rows = Box<Pages<Lenient<Row>>>;
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -42,27 +44,43 @@ struct Row {
 impl Suspects {
     pub(super) fn new(engine: Arc<Engine>, unmoved: Duration, all: bool) -> Self {
         let unmoved_since = engine.now().saturating_sub(millis(unmoved));
-        Self { engine, unmoved_since, all, phase: Phase::Overdue, seen: HashSet::new() }
+        Self { engine, unmoved_since, all, phase: Phase::Overdue(None), seen: HashSet::new() }
     }
 
     /// The next page, which may be empty; none after the last.
     pub async fn next(&mut self) -> Result<Option<Vec<String>>, StoreError> {
         let found = match std::mem::replace(&mut self.phase, Phase::Over) {
             Phase::Over => return Ok(None),
-            Phase::Overdue => in_background(self.overdue()).await?,
+            Phase::Overdue(rows) => in_background(self.overdue(rows)).await?,
             Phase::Instances(status, cursor) => in_background(self.instances(status, cursor)).await?,
-            Phase::Histories(pages) => in_background(self.histories(pages)).await?,
+            Phase::Others(rows) => in_background(self.others(rows)).await?,
         };
         Ok(Some(found.into_iter().filter(|id| self.seen.insert(id.clone())).collect()))
     }
 
-    async fn overdue(&mut self) -> Result<Vec<String>, StoreError> {
+    async fn overdue(&mut self, rows: Option<Rows>) -> Result<Vec<String>, StoreError> {
         let until = self.engine.now().saturating_sub(super::findings::LATE);
-        let statement = queries::OVERDUE.statement().bind("@until", until);
+        let (found, rows) = self.next_rows(rows, queries::OVERDUE.statement().bind("@until", until)).await?;
+        self.phase = match rows {
+            Some(rows) => Phase::Overdue(Some(rows)),
+            None => Phase::Instances((!self.all).then_some(status::RUNNING), None),
+        };
+        Ok(found)
+    }
+
+    /// The next page of a query, and the pages after it, where there are any.
+    async fn next_rows(
+        &self,
+        rows: Option<Rows>,
+        statement: Statement,
+    ) -> Result<(Vec<String>, Option<Rows>), StoreError> {
         let patience = Patience::PerPage(self.engine.config.operation_timeout());
-        let rows: Vec<Lenient<Row>> = self.engine.store.query_container(statement, patience).await?;
-        self.phase = Phase::Instances((!self.all).then_some(status::RUNNING), None);
-        Ok(named(rows).into_iter().collect::<HashSet<_>>().into_iter().collect())
+        let mut rows = match rows {
+            Some(rows) => rows,
+            None => Box::new(self.engine.store.container_pages(statement, patience)?),
+        };
+        let Some(page) = rows.next().await? else { return Ok((Vec::new(), None)) };
+        Ok((named(page), Some(rows)))
     }
 
     async fn instances(
@@ -76,21 +94,16 @@ impl Suspects {
             (Some(cursor), status) => Phase::Instances(status, Some(cursor)),
             (None, Some(status::RUNNING)) => Phase::Instances(Some(status::CONTINUED), None),
             (None, Some(_)) => Phase::Over,
-            (None, None) => Phase::Histories(None),
+            (None, None) => Phase::Others(None),
         };
         let unmoved = page.instances.into_iter().filter(|found| self.all || found.updated_at <= self.unmoved_since);
         Ok(unmoved.map(|found| found.id).collect())
     }
 
-    async fn histories(&mut self, pages: Option<Box<Pages<Lenient<Row>>>>) -> Result<Vec<String>, StoreError> {
-        let patience = Patience::PerPage(self.engine.config.operation_timeout());
-        let mut pages = match pages {
-            Some(pages) => pages,
-            None => Box::new(self.engine.store.container_pages(queries::WITH_HISTORY.statement(), patience)?),
-        };
-        let Some(rows) = pages.next().await? else { return Ok(Vec::new()) };
-        self.phase = Phase::Histories(Some(pages));
-        Ok(named(rows))
+    async fn others(&mut self, rows: Option<Rows>) -> Result<Vec<String>, StoreError> {
+        let (found, rows) = self.next_rows(rows, queries::WITH_ANYTHING.statement()).await?;
+        self.phase = rows.map_or(Phase::Over, |rows| Phase::Others(Some(rows)));
+        Ok(found)
     }
 }
 
