@@ -12,7 +12,7 @@ use duroxide_cosmos::{
     operate::{self, InstanceQuery, InstanceSummary, Intent, IntentState, Member, Verdict},
     CosmosDBProviderConfig,
 };
-use futures::{stream, StreamExt, TryStreamExt};
+use duroxide_cosmos_page::instance;
 use serde_json::json;
 use std::{collections::BTreeMap, time::Duration};
 
@@ -195,11 +195,8 @@ impl Tree {
 
 /// An instance and all that descends from it.
 pub async fn family(account: &Account, id: &str) -> anyhow::Result<Vec<InstanceSummary>> {
-    const AT_ONCE: usize = 16;
-    let ids = account.client.get_instance_tree(id).await?.all_ids;
-    let reading = stream::iter(ids).map(|id| async move { account.provider.instance(&id).await });
-    let members: Vec<Option<InstanceSummary>> = reading.buffered(AT_ONCE).try_collect().await?;
-    Ok(members.into_iter().flatten().collect())
+    let family = instance::family(&account.provider, &account.client, id, usize::MAX).await;
+    family.map_err(|error| anyhow::anyhow!(error))
 }
 
 pub fn not_found(id: &str) -> End {

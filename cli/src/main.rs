@@ -10,8 +10,8 @@ mod doctor;
 mod drive;
 mod look;
 mod output;
+mod serve;
 mod show;
-mod timeline;
 mod times;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -79,6 +79,8 @@ enum Command {
     Prune(delete::Prune),
     /// Deletes finished instances in bulk. Changes
     Purge(delete::Purge),
+    /// Serves a page to look at all of it. Changes something only with --allow-changes
+    Serve(serve::Serve),
     /// Prints completions for a shell
     Completions {
         /// Which shell
@@ -165,6 +167,7 @@ async fn run(options: Options) -> Result {
         Command::Delete(delete) => delete.run(&account, output).await,
         Command::Prune(prune) => prune.run(&account, output).await,
         Command::Purge(purge) => purge.run(&account, output).await,
+        Command::Serve(serve) => serve.run(&account, output).await,
         Command::Check | Command::Completions { .. } => Ok(End::Done),
     };
     account.provider.shutdown().await;

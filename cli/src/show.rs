@@ -4,13 +4,16 @@ use crate::{
     account::Account,
     look::{not_found, when},
     output::{nobody_reads, short, Output},
-    timeline::{self, Entry},
     times::{length, moment, parse_length},
     End, Result,
 };
 use clap::Args;
 use duroxide::{providers::ExecutionInfo, OrchestrationStatus};
 use duroxide_cosmos::operate::InstanceSummary;
+use duroxide_cosmos_page::{
+    instance::told_by,
+    timeline::{self, Entry},
+};
 use serde_json::json;
 use std::time::{Duration, Instant};
 
@@ -39,7 +42,7 @@ impl Show {
             return Ok(End::NotFound(format!("{:?} has no execution {execution}: it has {there}", self.id)));
         }
         let status = account.client.get_orchestration_status(&self.id).await?;
-        let (result, custom) = told_of(&status);
+        let (result, custom) = told_by(&status);
         let values = account.client.get_kv_all_values(&self.id).await?;
         let mut object = json!(instance);
         object["customStatus"] = json!(custom);
@@ -124,24 +127,14 @@ impl Show {
 
 fn row(entry: &Entry) -> Vec<String> {
     let took = entry.ended.map(|end| length(end.saturating_sub(entry.at)));
-    let name = match (entry.state, &entry.output) {
-        ("failed", Some(why)) => format!("{}: {}", short(&entry.name, 80), short(why, 120)),
-        _ => short(&entry.name, 80),
+    let attempt = if entry.attempt > 1 { format!(", attempt {}", entry.attempt) } else { String::new() };
+    let name = match (entry.state, &entry.output, entry.due) {
+        ("failed", Some(why), _) => format!("{}{attempt}: {}", short(&entry.name, 80), short(why, 120)),
+        (_, _, Some(due)) => moment(due),
+        _ => format!("{}{attempt}", short(&entry.name, 80)),
     };
     let (event, at) = (entry.event.to_string(), moment(entry.at));
     vec![event, at, took.unwrap_or_default(), entry.state.to_owned(), entry.what.to_owned(), name]
-}
-
-/// The result of an instance that has ended, and its custom status.
-fn told_of(status: &OrchestrationStatus) -> (Option<String>, Option<String>) {
-    match status {
-        OrchestrationStatus::NotFound => (None, None),
-        OrchestrationStatus::Running { custom_status, .. } => (None, custom_status.clone()),
-        OrchestrationStatus::Completed { output, custom_status, .. } => (Some(output.clone()), custom_status.clone()),
-        OrchestrationStatus::Failed { details, custom_status, .. } => {
-            (Some(details.display_message()), custom_status.clone())
-        }
-    }
 }
 
 #[derive(Args)]
@@ -168,7 +161,7 @@ impl Watch {
             if is_over || told.at != (instance.execution, instance.updated_at) {
                 told.catch_up(account, &instance, output).await?;
             }
-            let (result, custom) = told_of(&status);
+            let (result, custom) = told_by(&status);
             if custom != said {
                 output.object("status", &json!({ "customStatus": custom }));
                 output.line(format!("status: {}", short(custom.as_deref().unwrap_or("none"), 400)));

@@ -35,6 +35,14 @@ struct Options {
     /// Accept any Entra ID bearer token
     #[arg(long)]
     any_token: bool,
+    /// Serve a page to look at what runs on the account, on this port of the same address
+    #[cfg(feature = "page")]
+    #[arg(long, value_name = "PORT", num_args = 0..=1, default_missing_value = "8090")]
+    page: Option<u16>,
+    /// The container that the page shows, of the database "duroxide"
+    #[cfg(feature = "page")]
+    #[arg(long, value_name = "CONTAINER", default_value = "duroxide", requires = "page")]
+    page_container: String,
 }
 
 /// A key that is not base64 would only show as a refusal of every request.
@@ -62,6 +70,8 @@ async fn run(options: Options) -> Result<(), String> {
     let addr = SocketAddr::new(options.host, options.port);
     let served = account.serve(addr).await.map_err(|error| explain(addr, &error))?;
     announce(&account, &served);
+    #[cfg(feature = "page")]
+    page(&account, &options).await?;
     tokio::signal::ctrl_c().await.map_err(|error| format!("can't wait for Ctrl-C: {error}"))?;
     println!("Stopping.");
     served.shutdown().await;
@@ -81,6 +91,31 @@ fn account(options: &Options) -> LocalAccount {
         account.accept_any_token();
     }
     account
+}
+
+/// Serves the page, until the process ends. The container is made, as a worker would.
+#[cfg(feature = "page")]
+async fn page(account: &LocalAccount, options: &Options) -> Result<(), String> {
+    let Some(port) = options.page else { return Ok(()) };
+    let addr = SocketAddr::new(options.host, port);
+    let listener = tokio::net::TcpListener::bind(addr).await.map_err(|error| explain(addr, &error))?;
+    let addr = listener.local_addr().map_err(|error| error.to_string())?;
+    let config = duroxide_cosmos::CosmosDBProviderConfig::default()
+        .with_container(options.page_container.clone())
+        .with_create_if_missing(true);
+    let client = account.client_named("page").await;
+    let provider = duroxide_cosmos::CosmosDBProvider::new_with_client(&client, config);
+    let provider = std::sync::Arc::new(provider.await.map_err(|error| error.to_string())?);
+    // The account is on this machine, in memory, and everybody's who can reach it.
+    let look = duroxide_cosmos_page::Options::default().with_changes(true);
+    tokio::spawn(async move {
+        if let Err(error) = duroxide_cosmos_page::serve(listener, provider, look, std::future::pending()).await {
+            eprintln!("error: the page has ended: {error}");
+        }
+    });
+    println!();
+    println!("Page: http://{addr}/");
+    Ok(())
 }
 
 fn explain(addr: SocketAddr, error: &io::Error) -> String {

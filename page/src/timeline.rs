@@ -1,40 +1,61 @@
 //! A history as what happened: things that began and ended, in the order in which they began.
 
-use duroxide::{Event, EventKind};
+use duroxide::{build_child_instance_id, Event, EventKind};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// One thing that happened.
-#[derive(Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[non_exhaustive]
 pub struct Entry {
     /// The event with which it began.
     pub event: u64,
     /// `activity`, `timer`, `child`, `event`, `orchestration` …
     pub what: &'static str,
+    /// Of what: an orchestration, an activity, an event, a key.
     pub name: String,
+    /// Of a timer, when it fires.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub due: Option<u64>,
+    /// Of a child, its instance.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub instance: Option<String>,
+    /// Which attempt at the same it is: how often an activity of this name and input has failed before, and one.
+    pub attempt: u32,
     /// When it began, in milliseconds since 1970.
     pub at: u64,
     /// When it ended, if it has.
     pub ended: Option<u64>,
     /// `done`, `failed`, `cancelled`, `waits` or, for what has no end, nothing.
     pub state: &'static str,
+    /// What it was given.
     pub input: Option<String>,
+    /// What it has returned, or why it failed.
     pub output: Option<String>,
 }
 
 /// The things that a history tells of.
 pub fn entries(events: &[Event]) -> Vec<Entry> {
     let mut entries: BTreeMap<u64, Entry> = BTreeMap::new();
+    // How often activities have failed, by name and input.
+    let mut failures: HashMap<(String, Option<String>), u32> = HashMap::new();
     for event in events {
         if let Some((state, output)) = end(&event.kind) {
             let begun = event.source_event_id.or_else(|| waiting(&entries, &event.kind));
             if let Some(begun) = begun.and_then(|begun| entries.get_mut(&begun)) {
                 (begun.ended, begun.state, begun.output) = (Some(event.timestamp_ms), state, output);
+                if begun.what == ACTIVITY && state == FAILED {
+                    *failures.entry((begun.name.clone(), begun.input.clone())).or_default() += 1;
+                }
                 continue;
             }
         }
-        entries.insert(event.event_id, begin(event));
+        let mut entry = begin(event);
+        if entry.what == ACTIVITY {
+            entry.attempt += failures.get(&(entry.name.clone(), entry.input.clone())).copied().unwrap_or(0);
+        }
+        entries.insert(event.event_id, entry);
     }
     entries.into_values().collect()
 }
@@ -50,6 +71,8 @@ fn waiting(entries: &BTreeMap<u64, Entry>, kind: &EventKind) -> Option<u64> {
     entries.values().find(waits).map(|entry| entry.event)
 }
 
+const ACTIVITY: &str = "activity";
+const FAILED: &str = "failed";
 const EVENT: &str = "event";
 const QUEUE: &str = "queue";
 const WAITS: &str = "waits";
@@ -61,7 +84,7 @@ fn end(kind: &EventKind) -> Option<(&'static str, Option<String>)> {
             ("done", Some(result.clone()))
         }
         EventKind::ActivityFailed { details } | EventKind::SubOrchestrationFailed { details } => {
-            ("failed", Some(details.display_message()))
+            (FAILED, Some(details.display_message()))
         }
         EventKind::TimerFired { .. } => ("done", None),
         EventKind::ExternalEvent { data, .. } | EventKind::QueueEventDelivered { data, .. } => {
@@ -80,6 +103,9 @@ fn begin(event: &Event) -> Entry {
         event: event.event_id,
         what,
         name: name.to_owned(),
+        due: None,
+        instance: None,
+        attempt: 1,
         at: event.timestamp_ms,
         ended: None,
         state,
@@ -96,10 +122,15 @@ fn begin(event: &Event) -> Entry {
         }
         EventKind::OrchestrationContinuedAsNew { input } => entry("continued", "", "", Some(input)),
         EventKind::OrchestrationCancelRequested { reason } => entry("asked to stop", reason, "", None),
-        EventKind::OrchestrationChained { name, input, .. } => entry("chained", name, "", Some(input)),
-        EventKind::ActivityScheduled { name, input, .. } => entry("activity", name, WAITS, Some(input)),
-        EventKind::SubOrchestrationScheduled { name, input, .. } => entry("child", name, WAITS, Some(input)),
-        EventKind::TimerCreated { fire_at_ms } => entry("timer", &crate::times::moment(*fire_at_ms), WAITS, None),
+        EventKind::OrchestrationChained { name, input, instance } => {
+            Entry { instance: Some(instance.clone()), ..entry("chained", name, "", Some(input)) }
+        }
+        EventKind::ActivityScheduled { name, input, .. } => entry(ACTIVITY, name, WAITS, Some(input)),
+        EventKind::SubOrchestrationScheduled { name, input, instance } => {
+            let child = build_child_instance_id(&event.instance_id, instance);
+            Entry { instance: Some(child), ..entry("child", name, WAITS, Some(input)) }
+        }
+        EventKind::TimerCreated { fire_at_ms } => Entry { due: Some(*fire_at_ms), ..entry("timer", "", WAITS, None) },
         EventKind::ExternalSubscribed { name } => entry(EVENT, name, WAITS, None),
         EventKind::QueueSubscribed { name } => entry(QUEUE, name, WAITS, None),
         // It came before anybody waited for it.
@@ -164,6 +195,25 @@ mod tests {
             (6, "arrived", "", None),
         ];
         assert_eq!(told, expected);
+    }
+
+    #[test]
+    fn what_is_tried_again_after_it_failed_is_counted() {
+        let failed = || {
+            let kind = duroxide::AppErrorKind::ActivityFailed;
+            let details = duroxide::ErrorDetails::Application { kind, message: "no".to_owned(), retryable: true };
+            EventKind::ActivityFailed { details }
+        };
+        let history = [
+            event(2, None, 100, activity("A")),
+            event(3, Some(2), 110, failed()),
+            event(4, None, 120, activity("A")),
+            event(5, None, 120, activity("B")),
+            event(6, Some(4), 130, failed()),
+            event(7, None, 140, activity("A")),
+        ];
+        let told: Vec<_> = entries(&history).into_iter().map(|e| (e.event, e.attempt, e.state)).collect();
+        assert_eq!(told, [(2, 1, "failed"), (4, 2, "failed"), (5, 1, "waits"), (7, 3, "waits")]);
     }
 
     #[test]
