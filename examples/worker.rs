@@ -25,10 +25,16 @@ use duroxide::{
     runtime::{Runtime, RuntimeOptions},
     Client,
 };
-use duroxide_cosmos::CosmosDBProvider;
+use duroxide_cosmos::{CosmosDBProvider, Retention};
 use duroxide_cosmos_emulator::{LocalAccount, Served};
 use metrics_exporter_prometheus::PrometheusBuilder;
-use std::{io::IsTerminal, net::Ipv4Addr, process::ExitCode, sync::Arc, time::Instant};
+use std::{
+    io::IsTerminal,
+    net::Ipv4Addr,
+    process::ExitCode,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use tracing::info;
 use tracing_subscriber::EnvFilter;
 
@@ -50,6 +56,9 @@ struct Options {
     /// The port to serve metrics for Prometheus on, all interfaces; none if not given
     #[arg(long, env = "WORKER_METRICS_PORT")]
     metrics_port: Option<u16>,
+    /// Seconds after which finished instances go by themselves; they stay if not given
+    #[arg(long, env = "WORKER_RETAIN_SECONDS")]
+    retain: Option<u64>,
     /// How to write logs
     #[arg(long, env = "WORKER_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
@@ -70,7 +79,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
     init_logging(options.log_format);
     init_metrics(options.metrics_port)?;
     let served = keep_account_where_there_is_none().await?;
-    let provider = open().await?;
+    let provider = open(options.retain.map(Duration::from_secs)).await?;
     check_health(&provider).await?;
 
     let runtime = Runtime::start_with_options(
@@ -130,8 +139,11 @@ async fn keep_account_where_there_is_none() -> anyhow::Result<Option<Served>> {
     Ok(Some(served))
 }
 
-async fn open() -> anyhow::Result<Arc<CosmosDBProvider>> {
-    let config = common::shared_config()?;
+async fn open(retain: Option<Duration>) -> anyhow::Result<Arc<CosmosDBProvider>> {
+    let mut config = common::shared_config()?;
+    if let Some(age) = retain {
+        config = config.with_retention(Retention::default().with_completed(age).with_failed(age).with_cancelled(age));
+    }
     let (endpoint, container) = (config.endpoint().unwrap_or_default().to_owned(), config.container().to_owned());
     let database = config.database().to_owned();
     let began = Instant::now();

@@ -13,6 +13,7 @@ mod history;
 mod measure;
 mod orchestrations;
 mod processes;
+mod retention;
 mod ru;
 mod run;
 mod scene;
@@ -58,6 +59,9 @@ struct Options {
     /// feature sqlite
     #[arg(long, conflicts_with_all = ["account", "fleet"])]
     stress: bool,
+    /// Retention: what it adds to a greeting, and how fast what has ended goes
+    #[arg(long, conflicts_with_all = ["account", "fleet", "stress"])]
+    retention: bool,
     /// Which provider to run
     #[arg(long, default_value = "all")]
     provider: Providers,
@@ -155,6 +159,7 @@ async fn main() -> Result<()> {
             fleet::starter::serve(*provider, endpoint, Some(busy::DISPATCHERS)).await
         }
         None if options.stress => stress::compare(options.provider.list(), options.latency_ms).await,
+        None if options.retention => retention::run(options.latency_ms).await,
         None if options.account => on_account(&options).await,
         None => compare(&options).await,
     }

@@ -4,14 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use azure_data_cosmos::{FeedScope, Query, TransactionalBatch};
 use clap::ValueEnum;
 use duroxide::providers::Provider;
 use duroxide::runtime::{Runtime, RuntimeOptions};
 use duroxide::Client;
 use duroxide_cosmos::{CosmosDBProviderConfig, Credential};
 use duroxide_cosmos_emulator::{LocalAccount, Served, EMULATOR_KEY};
+use futures::{StreamExt, TryStreamExt};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{json, Value};
 
 use crate::measure::Reading;
 use crate::orchestrations::{self, Tally};
@@ -177,16 +179,26 @@ pub struct Scene {
 impl Scene {
     /// An empty account, and a provider on it. Nothing runs yet.
     pub async fn open(which: Which, setting: Setting) -> Result<Self> {
+        Self::open_with(which, setting, CosmosDBProviderConfig::default()).await
+    }
+
+    /// The same, where the provider is ours, with this configuration.
+    pub async fn open_with(which: Which, setting: Setting, ours: CosmosDBProviderConfig) -> Result<Self> {
         let account = setting.account();
         let meter = Meter::attach(&account, setting.partitions);
         let served = account.serve(([127, 0, 0, 1], 0).into()).await.context("no port is free")?;
-        let provider = Opened::at(which, &served.endpoint()).await?;
+        let provider = Opened::with(which, &served.endpoint(), ours).await?;
         Ok(Self { which, tally: Arc::default(), account, served, meter, provider, runtime: None })
     }
 
     /// Starts a runtime in this process.
     pub async fn start(&mut self) {
-        self.runtime = Some(self.provider.runtime(&self.tally, DISPATCHERS).await);
+        self.start_with(DISPATCHERS).await;
+    }
+
+    /// The same with so many dispatchers of each kind.
+    pub async fn start_with(&mut self, dispatchers: usize) {
+        self.runtime = Some(self.provider.runtime(&self.tally, dispatchers).await);
     }
 
     /// The account's address, for another process.
@@ -202,6 +214,47 @@ impl Scene {
     /// The runtime's own provider.
     pub fn store(&self) -> Arc<dyn Provider> {
         self.provider.store()
+    }
+
+    /// Copies an instance's documents under other names, as if each had been run: cheaper than running them.
+    pub async fn copy(&self, instance: &str, count: u64) -> Result<()> {
+        let client = self.account.client_named(WATCHER).await;
+        let container = client.database_client("duroxide").container_client("duroxide", None).await?;
+        let scope = FeedScope::partition(instance.to_owned());
+        let everything = container.query_items::<Value>(Query::from("SELECT * FROM c"), scope, None).await?;
+        let documents: Vec<Value> = everything.try_collect().await?;
+        let (container, documents) = (&container, &documents);
+        let copying = futures::stream::iter(1..count).map(|number| async move {
+            let name = format!("{instance}{number}");
+            let mut batch = TransactionalBatch::new(name.clone());
+            for document in documents {
+                let mut copy = document.clone();
+                copy["instanceId"] = json!(name);
+                let fields = copy.as_object_mut().context("a document is an object")?;
+                fields.retain(|field, _| !field.starts_with('_'));
+                batch = batch.create_item(copy)?;
+            }
+            container.execute_transactional_batch(batch, None).await?;
+            anyhow::Ok(())
+        });
+        copying.buffer_unordered(16).try_collect().await
+    }
+
+    /// How many instances the container holds, by a look past the provider.
+    pub async fn instances(&self) -> Result<u64> {
+        let client = self.account.client_named(WATCHER).await;
+        let container = client.database_client("duroxide").container_client("duroxide", None).await?;
+        let question = Query::from("SELECT c.type FROM c WHERE c.type = 'instance'");
+        let found = container.query_items::<Value>(question, FeedScope::full_container(), None).await?;
+        Ok(found.try_fold(0, |count, _| async move { Ok(count + 1) }).await?)
+    }
+
+    /// One round of retention; how many instances went.
+    pub async fn retire(&self) -> Result<u64> {
+        match &self.provider {
+            Opened::Ours(provider) => Ok(provider.retire().await?),
+            Opened::Peer(_) => Ok(0),
+        }
     }
 
     /// Another provider on the same container, as in another process.

@@ -198,10 +198,7 @@ pub(crate) async fn delete_bulk(
         }
     }
     let chosen = inspect::chosen(engine, candidates, filter, roots).await.map_err(failed)?;
-    let deleting = stream::iter(chosen.chunks(ROOTS).map(<[String]>::to_vec).collect::<Vec<_>>())
-        .map(|roots| async move { delete_roots(engine, &roots, true).await });
-    let groups: Vec<Bulk> = deleting.buffer_unordered(GROUPS).collect().await;
-    groups.into_iter().for_each(|group| bulk.add(group));
+    bulk.add(delete_families(engine, &chosen, true).await);
     bulk.failures.unless(bulk.result.instances_deleted > 0, bulk.result)
 }
 
@@ -233,8 +230,18 @@ impl Bulk {
     }
 }
 
+/// Deletes roots with their trees, several groups of them at once.
+pub(super) async fn delete_families(engine: &Arc<Engine>, roots: &[String], force: bool) -> Bulk {
+    let deleting = stream::iter(roots.chunks(ROOTS).map(<[String]>::to_vec).collect::<Vec<_>>())
+        .map(|roots| async move { delete_roots(engine, &roots, force).await });
+    let mut bulk = Bulk::default();
+    let groups: Vec<Bulk> = deleting.buffer_unordered(GROUPS).collect().await;
+    groups.into_iter().for_each(|group| bulk.add(group));
+    bulk
+}
+
 /// Deletes some roots with their trees, as many in one set as make a small one: a set costs a few requests of its own.
-pub(super) async fn delete_roots(engine: &Arc<Engine>, roots: &[String], force: bool) -> Bulk {
+async fn delete_roots(engine: &Arc<Engine>, roots: &[String], force: bool) -> Bulk {
     let mut bulk = Bulk::default();
     let trees = match inspect::forest(engine, roots).await {
         Ok(trees) => trees,

@@ -100,12 +100,14 @@ impl<'a> Plan<'a> {
         force: bool,
     ) -> Result<Option<(Self, Vec<String>)>, (String, Unmarked)> {
         let (name, before) = (engine.new_token(), engine.sequencer.next());
-        let mut looking = stream::iter(ids.iter().cloned().enumerate())
-            .map(|(at, id)| async move {
-                let there = is_there(engine, &id).await;
-                (at, id, there)
-            })
-            .buffered(CONCURRENCY);
+        let look = |(at, id): (usize, String)| async move {
+            let there = is_there(engine, &id).await;
+            (at, id, there)
+        };
+        // The first one is there nearly always: the others are looked at only where it is not.
+        let mut ids_in_order = ids.iter().cloned().enumerate();
+        let first = stream::iter(ids_in_order.next()).then(look);
+        let mut looking = std::pin::pin!(first.chain(stream::iter(ids_in_order).map(look).buffered(CONCURRENCY)));
         while let Some((at, id, there)) = looking.next().await {
             let failed = |unmarked: Unmarked| (id.clone(), unmarked);
             if !there.map_err(|e| failed(e.into()))? {

@@ -24,12 +24,12 @@ use tracing::{debug, info, warn};
 
 /// How often a process thinks of it: a little less often than another's word for it lasts.
 const EVERY: Duration = Duration::from_secs(27);
-/// How long a round takes at most, unless a set of deletions takes longer.
-const ROUND: Duration = Duration::from_secs(20);
+/// How long a round takes at most, unless a page of deletions takes longer.
+const ROUND: Duration = Duration::from_secs(25);
 /// A family that can't go yet is looked at again after that.
 const PUT_OFF: Millis = 10 * 60 * 1_000;
 /// Rows of the query, and so many families go together.
-const PAGE: usize = 200;
+const PAGE: usize = 1_000;
 
 /// A root that has ended.
 #[derive(Deserialize)]
@@ -102,7 +102,7 @@ async fn retire(engine: &Arc<Engine>, ending: Ending, age: Millis, begun: Instan
         }
         let roots: Vec<String> =
             new.iter().filter_map(|row| row.instance_id.instance_id().map(ToOwned::to_owned)).collect();
-        let bulk = delete::delete_roots(engine, &roots, false).await;
+        let bulk = delete::delete_families(engine, &roots, false).await;
         gone += bulk.result.instances_deleted;
         debug!(families = roots.len(), instances = bulk.result.instances_deleted, "a page of what has ended");
         tried.extend(new.into_iter().map(|row| row.instance_id));

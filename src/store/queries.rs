@@ -298,7 +298,7 @@ pub(crate) const INSTANCES_TO_CLEAN: QueryText = QueryText {
 /// Roots that have ended in one way by some time, those that did so first, first. Index: `type`, `ended`.
 pub(crate) const ENDED: QueryText = QueryText {
     name: "ended",
-    text: "SELECT TOP 200 c.instanceId, c.deleting FROM c \
+    text: "SELECT TOP 1000 c.instanceId, c.deleting FROM c \
            WHERE c.type = 'instance' AND c.ended >= @from AND c.ended < @to ORDER BY c.ended",
 };
 
