@@ -147,7 +147,7 @@ async fn hundreds_go_in_one_round_and_what_a_round_has_left_goes_in_the_next() {
     time.pass(1);
     // The process dies in the middle of it.
     let doomed = time.provider(&scene, "doomed", at_once()).await;
-    let cut = scene.cut("doomed", 300);
+    let cut = scene.cut("doomed", 900);
     let ended = until_cut(doomed.retire(), &cut).await;
     assert!(matches!(ended, Ended::Cut), "it is cut");
     let left = there(&provider).await.len();

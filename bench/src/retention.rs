@@ -41,7 +41,7 @@ async fn open(retention: Retention, setting: Setting) -> Result<Scene> {
 
 /// What a greeting costs, its deletion included where it goes.
 async fn greet(name: &str, retention: Retention, setting: Setting) -> Result<()> {
-    let mut scene = open(retention.clone(), setting).await?;
+    let mut scene = open(retention, setting).await?;
     scene.start().await;
     let client = scene.client();
     let greet = |id: String| {
