@@ -30,7 +30,7 @@ pub fn agreed(yes: bool, question: &str) -> anyhow::Result<bool> {
     }
     let question = plain(question);
     if !std::io::stdin().is_terminal() {
-        bail!("{question} Nobody is there to be asked: say --yes, or --dry-run to see what would be done");
+        bail!("{question} Nobody is there to be asked: say --yes, if that is meant");
     }
     eprint!("{question} [y/N] ");
     std::io::stderr().flush()?;

@@ -641,7 +641,11 @@ pub(super) fn state(chart: &Chart) -> String {
             return "can't be read".to_owned();
         }
         let starts = chart.messages.iter().any(|(message, _)| message.starts);
-        return if starts { "waits for its first turn" } else { "does not exist" }.to_owned();
+        return match (starts, chart.turns.is_empty()) {
+            (true, true) => "waits for its first turn".to_owned(),
+            (_, false) => "has lost its document".to_owned(),
+            (false, true) => "does not exist".to_owned(),
+        };
     };
     if document.deleting.is_some() {
         return "is being deleted".to_owned();
