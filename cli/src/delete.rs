@@ -23,14 +23,14 @@ use std::{
 /// So many families are deleted at once.
 const AT_ONCE: usize = 8;
 
-/// Whether somebody agrees: by `--yes`, or when asked.
-pub fn agreed(yes: bool, question: &str) -> anyhow::Result<bool> {
+/// Whether somebody agrees: by `--yes`, or when asked. What they can do instead is said where nobody is there.
+pub fn agreed(yes: bool, question: &str, instead: &str) -> anyhow::Result<bool> {
     if yes {
         return Ok(true);
     }
     let question = plain(question);
     if !std::io::stdin().is_terminal() {
-        bail!("{question} Nobody is there to be asked: say --yes, if that is meant");
+        bail!("{question} Nobody is there to be asked: say --yes, or {instead}");
     }
     eprint!("{question} [y/N] ");
     std::io::stderr().flush()?;
@@ -38,6 +38,8 @@ pub fn agreed(yes: bool, question: &str) -> anyhow::Result<bool> {
     std::io::stdin().lock().read_line(&mut answer)?;
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
+
+const LOOK_FIRST: &str = "--dry-run to see what would be done";
 
 /// How a command that deletes goes about it.
 #[derive(Args)]
@@ -162,7 +164,7 @@ impl Delete {
             output.line(format!("\ndry run: {} instances would be deleted", rows.len()));
             return Ok(End::Done);
         }
-        if !agreed(self.manner.yes, &format!("Delete these {} instances for good?", rows.len()))? {
+        if !agreed(self.manner.yes, &format!("Delete these {} instances for good?", rows.len()), LOOK_FIRST)? {
             return Ok(End::Declined);
         }
         delete_all(account, &families, self.force).await.tell(output)
@@ -249,7 +251,7 @@ impl Prune {
             return Ok(End::Done);
         }
         let question = format!("Delete these {executions} executions of {} instances for good?", instances.len());
-        if !agreed(self.manner.yes, &question)? {
+        if !agreed(self.manner.yes, &question, LOOK_FIRST)? {
             return Ok(End::Declined);
         }
         let (bar, mut deleted) = (bar(instances.len()), Deleted::default());
@@ -359,7 +361,7 @@ impl Purge {
         }
         let question =
             format!("Delete {count} instances that ended {age} ago or earlier, with their children, for good?");
-        if !agreed(self.manner.yes, &question)? {
+        if !agreed(self.manner.yes, &question, LOOK_FIRST)? {
             return Ok(End::Declined);
         }
         let families: Vec<Shown> = roots.into_iter().map(|root| Shown { root, others: None }).collect();

@@ -257,7 +257,7 @@ impl Queues {
             )));
         };
         let question = format!("{} for {} is lost for good. Remove it?", found.message, found.target);
-        if !crate::delete::agreed(self.yes, &question)? {
+        if !crate::delete::agreed(self.yes, &question, "try it again with --retry")? {
             return Ok(End::Declined);
         }
         ensure!(account.provider.drop_intent(instance, intent).await?, "it was delivered meanwhile");
