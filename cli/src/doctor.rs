@@ -81,6 +81,7 @@ impl Doctor {
             if !agreed(
                 self.yes,
                 &format!("Do what is said after \"repair\", {mendable} things of {instances} instances?"),
+                "leave --repair out",
             )? {
                 return Ok(End::Declined);
             }
