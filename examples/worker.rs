@@ -1,12 +1,12 @@
 //! A worker process as one would deploy it: configured by its environment, checked on start, stopped in order.
 //!
-//! Start a local account, a few workers, and talk to them with `client`, each in a terminal of its own:
+//! Start a local account, a few workers, and talk to them with the tool, each in a terminal of its own:
 //!
 //! ```text
 //! cargo run -p duroxide-cosmos-emulator
 //! cargo run --example worker
 //! cargo run --example worker
-//! cargo run --example client -- start Batch 20
+//! cargo run -p duroxide-cosmos-cli -- start Batch 20
 //! ```
 //!
 //! Without any account the first worker keeps one itself, on port 8081, for as long as it runs. On a real account, set

@@ -6,9 +6,12 @@ use std::{
     net::Ipv4Addr,
     path::PathBuf,
     process::{Child, Command, Output, Stdio},
+    sync::Arc,
     time::Duration,
 };
 
+use duroxide::{Client, OrchestrationStatus};
+use duroxide_cosmos::{CosmosDBProvider, CosmosDBProviderConfig, Credential};
 use duroxide_cosmos_emulator::{LocalAccount, Served};
 
 /// An example, with nothing in its environment that names an account.
@@ -116,18 +119,11 @@ mod on_a_shared_account {
             command
         }
 
-        async fn run(&self, name: &str, arguments: &[&str]) -> Output {
-            let mut command = self.example(name);
-            command.args(arguments);
-            tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()
-        }
-    }
-
-    impl Shared {
-        /// A worker has taken its start up.
-        async fn until_running(&self, instance: &'static str) {
-            let taken_up = async { while !self.run("client", &["status", instance]).await.status.success() {} };
-            tokio::time::timeout(Duration::from_secs(60), taken_up).await.expect("it is taken up");
+        /// Somebody who starts what the workers run.
+        async fn client(&self) -> Client {
+            let key = Credential::account_key(self.account.key().to_owned());
+            let config = CosmosDBProviderConfig::default().with_endpoint(self.served.endpoint()).with_credential(key);
+            Client::new(Arc::new(CosmosDBProvider::new_with_config(config).await.unwrap()))
         }
     }
 
@@ -159,30 +155,20 @@ mod on_a_shared_account {
 
     #[cfg(unix)]
     #[tokio::test(flavor = "multi_thread")]
-    async fn workers_and_a_client_do_the_work_and_stop_when_told() {
+    async fn workers_do_the_work_and_stop_when_told() {
         let shared = Shared::new().await;
         let workers = [Running::start(shared.example("worker")), Running::start(shared.example("worker"))];
-
-        let client = |arguments: &'static [&'static str]| shared.run("client", arguments);
-        succeeds(&client(&["start", "Greeting", "Ada", "--wait"]).await, &["Hello, Ada!"]);
-        succeeds(&client(&["start", "Order", "two books", "--instance", "o1"]).await, &["started Order as o1"]);
-        shared.until_running("o1").await;
-        fails(&client(&["wait", "o1", "--timeout", "0"]).await, &["o1 is still running after 0 s"]);
-        succeeds(&client(&["status", "o1"]).await, &["running (waiting for approval)"]);
-        succeeds(&client(&["list", "--status", "running"]).await, &["Running", "o1"]);
-        fails(&client(&["start", "Order", "--instance", "o1"]).await, &["o1 is already there"]);
-        succeeds(&client(&["raise", "o1", "approval", "yes"]).await, &["raised approval"]);
-        succeeds(&client(&["wait", "o1"]).await, &["o1 completed: shipped two books"]);
-        succeeds(&client(&["history", "o1"]).await, &["OrchestrationStarted", "OrchestrationCompleted"]);
-        fails(&client(&["history", "o1", "--execution", "7"]).await, &["no execution 7"]);
-        succeeds(&client(&["start", "Batch", "4", "--wait"]).await, &["4 of 4 items done"]);
-        succeeds(&client(&["start", "Order", "--instance", "o2"]).await, &[]);
-        shared.until_running("o2").await;
-        succeeds(&client(&["cancel", "o2", "--reason", "enough"]).await, &["asked o2 to stop"]);
-        fails(&client(&["wait", "o2"]).await, &["o2 failed: canceled: enough"]);
-        fails(&client(&["raise", "o3", "approval"]).await, &["there is no instance o3"]);
-        fails(&client(&["start", "Orders"]).await, &["the workers run Greeting, Order, Batch"]);
-
+        let client = shared.client().await;
+        for (id, orchestration, input) in [("g", "Greeting", "Ada"), ("b", "Batch", "4"), ("o", "Order", "two books")] {
+            client.start_orchestration(id, orchestration, input).await.unwrap();
+        }
+        client.raise_event("o", "approval", "yes").await.unwrap();
+        for (id, result) in [("g", "Hello, Ada!"), ("b", "4 of 4 items done"), ("o", "shipped two books")] {
+            match client.wait_for_orchestration(id, Duration::from_secs(60)).await.unwrap() {
+                OrchestrationStatus::Completed { output, .. } => assert_eq!(output, result),
+                other => panic!("{id}: {other:?}"),
+            }
+        }
         for worker in workers {
             let output = worker.stop("-TERM").await;
             let text = succeeds(&output, &["the account is there and fits", "SIGTERM", "stopped"]);
@@ -197,29 +183,5 @@ mod on_a_shared_account {
         command.env("COSMOS_KEY", "d3Jvbmc=");
         let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
         fails(&output, &["error: opening http://127.0.0.1", "access denied with account key"]);
-    }
-
-    #[tokio::test(flavor = "multi_thread")]
-    async fn admin_deletes_only_when_told_yes() {
-        let shared = Shared::new().await;
-        let admin = |arguments: &'static [&'static str]| shared.run("admin", arguments);
-        let worker = Running::start(shared.example("worker"));
-        let start = |arguments: &'static [&'static str]| shared.run("client", arguments);
-        succeeds(&start(&["start", "Family", "2", "--instance", "f", "--wait"]).await, &[]);
-        succeeds(&start(&["start", "Countdown", "5", "--instance", "c", "--wait"]).await, &["lift-off"]);
-        drop(worker);
-
-        succeeds(&admin(&["list"]).await, &["4 of 4 instances"]);
-        succeeds(&admin(&["inspect", "c"]).await, &["Countdown 1.0.0, Completed", "execution 5"]);
-        succeeds(&admin(&["tree", "f"]).await, &["f  Family", "  f::sub::2  Greeting"]);
-        succeeds(&admin(&["prune", "c", "--keep-last", "2"]).await, &["would delete 3 executions of c: [1, 2, 3]"]);
-        succeeds(&admin(&["prune", "c", "--keep-last", "2", "--yes"]).await, &["deleted 3 executions"]);
-        succeeds(&admin(&["delete", "f"]).await, &["would delete 3 instances", "nothing was changed"]);
-        succeeds(&admin(&["metrics"]).await, &["4 instances"]);
-        fails(&admin(&["delete", "f::sub::2", "--yes"]).await, &["is a child of f"]);
-        succeeds(&admin(&["delete", "f", "--yes"]).await, &["deleted 3 instances"]);
-        succeeds(&admin(&["clean", "--older-than-days", "1", "--yes"]).await, &["deleted 0 instances"]);
-        succeeds(&admin(&["clean", "--older-than-days", "0", "--yes"]).await, &["deleted 1 instances"]);
-        fails(&admin(&["inspect", "f"]).await, &["there is no instance f"]);
     }
 }

@@ -86,37 +86,6 @@ pub async fn is_shared_account_there() -> bool {
     environment_names_an_account() || TcpStream::connect(LOCAL_ACCOUNT).await.is_ok()
 }
 
-/// Opens the shared account, or says how to get one.
-pub async fn open_shared() -> anyhow::Result<Arc<CosmosDBProvider>> {
-    if !is_shared_account_there().await {
-        bail!(
-            "the environment names no account, and there is none on http://{LOCAL_ACCOUNT}/\n\
-             start a local one in another terminal:  cargo run -p duroxide-cosmos-emulator\n\
-             or name yours:                          export COSMOS_ENDPOINT=https://<account>.documents.azure.com/"
-        );
-    }
-    Ok(Arc::new(CosmosDBProvider::new_with_config(shared_config()?).await?))
-}
-
-/// What an instance's status can be.
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-pub enum Status {
-    Running,
-    Completed,
-    Failed,
-}
-
-impl Status {
-    /// As duroxide writes it.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Running => "Running",
-            Self::Completed => "Completed",
-            Self::Failed => "Failed",
-        }
-    }
-}
-
 /// A new name for an instance: on a real account the ones of earlier runs are still there.
 pub fn unique(prefix: &str) -> String {
     let id = uuid::Uuid::new_v4().simple().to_string();

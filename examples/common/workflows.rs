@@ -1,4 +1,4 @@
-//! The orchestrations that the worker runs and the client starts.
+//! The orchestrations that the worker runs.
 
 use duroxide::{
     runtime::registry::ActivityRegistry, ActivityContext, Either2, OrchestrationContext, OrchestrationRegistry,

@@ -1,9 +1,11 @@
 //! What must hold of everything that is stored, when all is quiet.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use duroxide::providers::{ProviderAdmin, SystemMetrics};
 use duroxide::{Client, Event, EventKind};
+use duroxide_cosmos::operate::Reason;
 use duroxide_cosmos::CosmosDBProvider;
 use serde_json::Value;
 
@@ -191,6 +193,42 @@ pub async fn counters(provider: &CosmosDBProvider, inventory: &Inventory) -> Opt
         instance: "$metrics".to_owned(),
         detail: format!("wanted {wanted}, found {found}"),
     })
+}
+
+/// What a doctor finds lost, or in nobody's use, although nothing was taken away: a fault of the provider's, or the doctor's.
+pub async fn losses(provider: &CosmosDBProvider) -> Option<Broken> {
+    let broken = |instance: &str, detail: String| Broken {
+        invariant: "nothing is lost where nothing was taken away",
+        instance: instance.to_owned(),
+        detail,
+    };
+    let doctor = match provider.doctor().await {
+        Ok(doctor) => doctor,
+        Err(error) => return Some(broken("", error.to_string())),
+    };
+    let mut suspects = doctor.suspects(Duration::ZERO, true);
+    while let Some(page) = suspects.next().await.transpose() {
+        let page = match page {
+            Ok(page) => page,
+            Err(error) => return Some(broken("", error.to_string())),
+        };
+        for instance in page {
+            let diagnosis = match doctor.diagnose(&instance).await {
+                Ok(Some(diagnosis)) => diagnosis,
+                Ok(None) => continue,
+                Err(error) => return Some(broken(&instance, error.to_string())),
+            };
+            // What is late, or half done, is somebody's who has just died; a parent may be on its way out.
+            let passes = |reason: Reason| {
+                use Reason::{HalfCommitted, HalfDeleted, Idle, Late, Orphan, Undelivered};
+                matches!(reason, Late | HalfCommitted | HalfDeleted | Undelivered | Orphan | Idle)
+            };
+            if let Some(found) = diagnosis.findings.iter().find(|finding| !passes(finding.reason)) {
+                return Some(broken(&instance, format!("{}: {}", found.reason, found.detail)));
+            }
+        }
+    }
+    None
 }
 
 /// Whether it is a message that waits, out of the polls' sight, for the start of its instance.

@@ -387,6 +387,7 @@ impl World {
         for place in &mut self.places {
             place.back_at = place.back_at.or(place.left.load(Ordering::Relaxed).then_some(self.now));
         }
+        self.examine()?;
         let patience = self.now + PATIENCE;
         while self.done.load(Ordering::Relaxed) < errands {
             self.step()?;
@@ -658,6 +659,18 @@ impl World {
         Inventory::of(self.account.documents("duroxide", "duroxide"))
     }
 
+    /// A doctor looks at everything while it goes on.
+    fn examine(&mut self) -> Result<(), Broken> {
+        let (config, account) = (self.config(), self.account.clone());
+        let broken = self.aside(async move {
+            let provider: CosmosDBProvider = worker::open(&account, "doctor", &config).await;
+            let broken = audit::losses(&provider).await;
+            provider.shutdown_within(Duration::from_secs(20)).await;
+            broken
+        })?;
+        broken.map_or(Ok(()), Err)
+    }
+
     fn audit(&mut self, ended: bool) -> Result<(), Broken> {
         let config = self.config();
         let account = self.account.clone();
@@ -678,6 +691,7 @@ impl World {
             let client = Client::new(provider.clone());
             let mut broken = audit::endings(&client, &fates).await;
             broken.extend(audit::counters(&provider, &inventory).await);
+            broken.extend(audit::losses(&provider).await);
             provider.shutdown_within(Duration::from_secs(20)).await;
             broken
         })?;

@@ -1,7 +1,7 @@
 //! Plays worlds with bugs in the library, until each bug is found.
 //!
 //! ```text
-//! cargo run --release -p simulation --bin mutants                           # all of them, in up to 300 worlds each
+//! cargo run --release -p simulation --bin mutants                           # all of them, in up to 1,000 worlds each
 //! cargo run --release -p simulation --bin mutants -- --only ghost-message   # one
 //! ```
 #![warn(missing_docs)]
@@ -25,7 +25,7 @@ struct Options {
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
     /// In how many worlds each mutant must be found
-    #[arg(long, default_value_t = 300)]
+    #[arg(long, default_value_t = 1_000)]
     seeds: u64,
     /// List the mutants and play nothing
     #[arg(long)]

@@ -60,27 +60,12 @@ impl Suspects {
 
     async fn overdue(&mut self, rows: Option<Rows>) -> Result<Vec<String>, StoreError> {
         let until = self.engine.now().saturating_sub(super::findings::LATE);
-        let (found, rows) = self.next_rows(rows, queries::OVERDUE.statement().bind("@until", until)).await?;
+        let (found, rows) = next_rows(&self.engine, rows, queries::OVERDUE.statement().bind("@until", until)).await?;
         self.phase = match rows {
             Some(rows) => Phase::Overdue(Some(rows)),
             None => Phase::Instances((!self.all).then_some(status::RUNNING), None),
         };
         Ok(found)
-    }
-
-    /// The next page of a query, and the pages after it, where there are any.
-    async fn next_rows(
-        &self,
-        rows: Option<Rows>,
-        statement: Statement,
-    ) -> Result<(Vec<String>, Option<Rows>), StoreError> {
-        let patience = Patience::PerPage(self.engine.config.operation_timeout());
-        let mut rows = match rows {
-            Some(rows) => rows,
-            None => Box::new(self.engine.store.container_pages(statement, patience)?),
-        };
-        let Some(page) = rows.next().await? else { return Ok((Vec::new(), None)) };
-        Ok((named(page), Some(rows)))
     }
 
     async fn instances(
@@ -101,12 +86,39 @@ impl Suspects {
     }
 
     async fn others(&mut self, rows: Option<Rows>) -> Result<Vec<String>, StoreError> {
-        let (found, rows) = self.next_rows(rows, queries::WITH_ANYTHING.statement()).await?;
+        let (found, rows) = next_rows(&self.engine, rows, queries::WITH_ANYTHING.statement()).await?;
         self.phase = rows.map_or(Phase::Over, |rows| Phase::Others(Some(rows)));
         Ok(found)
     }
 }
 
+/// The next page of a query, and the pages after it, where there are any.
+async fn next_rows(
+    engine: &Engine,
+    rows: Option<Rows>,
+    statement: Statement,
+) -> Result<(Vec<String>, Option<Rows>), StoreError> {
+    let patience = Patience::PerPage(engine.config.operation_timeout());
+    let mut rows = match rows {
+        Some(rows) => rows,
+        None => Box::new(engine.store.container_pages(statement, patience)?),
+    };
+    let Some(page) = rows.next().await? else { return Ok((Vec::new(), None)) };
+    Ok((named(page), Some(rows)))
+}
+
 fn named(rows: Vec<Lenient<Row>>) -> Vec<String> {
     rows.into_iter().filter_map(|Lenient(row)| Some(row?.instance_id.instance_id()?.to_owned())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who looks may do so in a task of its own.
+    #[test]
+    fn a_look_can_be_spawned() {
+        fn is_send<T: Send>(_: impl FnOnce(&'static mut Suspects) -> T) {}
+        is_send(|suspects| suspects.next());
+    }
 }
