@@ -101,6 +101,8 @@ fn entra_id_signs_in_with_a_token_of_its_own_and_asks_for_an_endpoint_otherwise(
 mod on_a_shared_account {
     use super::*;
 
+    const PATIENCE: Duration = Duration::from_secs(60);
+
     struct Shared {
         account: LocalAccount,
         served: Served,
@@ -162,9 +164,11 @@ mod on_a_shared_account {
         for (id, orchestration, input) in [("g", "Greeting", "Ada"), ("b", "Batch", "4"), ("o", "Order", "two books")] {
             client.start_orchestration(id, orchestration, input).await.unwrap();
         }
+        // It waits for approval: an event that comes before that is dropped by duroxide.
+        client.wait_for_status_change("o", 0, Duration::from_millis(20), PATIENCE).await.unwrap();
         client.raise_event("o", "approval", "yes").await.unwrap();
         for (id, result) in [("g", "Hello, Ada!"), ("b", "4 of 4 items done"), ("o", "shipped two books")] {
-            match client.wait_for_orchestration(id, Duration::from_secs(60)).await.unwrap() {
+            match client.wait_for_orchestration(id, PATIENCE).await.unwrap() {
                 OrchestrationStatus::Completed { output, .. } => assert_eq!(output, result),
                 other => panic!("{id}: {other:?}"),
             }
