@@ -538,6 +538,12 @@ async fn who_has_more_activities_of_a_tag_than_it_can_run_calls_those_who_run_th
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_end_of_an_activity_is_heard_of_although_its_ring_was_overwritten_and_its_slot_is_anothers() {
     let scene = Scene::new(2);
+    // Before anybody else is there who would take their first turns.
+    let maker = scene.provider("maker").await;
+    for instance in ["first", "second"] {
+        begin(&maker, instance, vec![activity(instance, 2)], Vec::new()).await;
+    }
+    maker.shutdown().await;
     let (send, mut got) = mpsc::unbounded_channel();
     let runners = [
         Member::begin(&scene, "a", no_sweeps(), turns(), &send).await,
@@ -547,12 +553,10 @@ async fn the_end_of_an_activity_is_heard_of_although_its_ring_was_overwritten_an
     let a = runners[0].provider.as_ref();
     // A process tells again what it told a second ago: these are two. Once each has rung, it knows who is there.
     let workers = [scene.provider("worker").await, scene.provider("another").await];
-    let maker = scene.provider("maker").await;
-    for (worker, instance) in workers.iter().zip(["first", "second"]) {
-        begin(&maker, instance, vec![activity(instance, 2)], Vec::new()).await;
-        let (_, token, _) = next_work(worker, LONG).await;
-        worker.ack_work_item(&token, Some(done(instance, 2))).await.unwrap();
-        assert_eq!(next(&mut got).await.1, instance);
+    for worker in &workers {
+        let (work, token, _) = next_work(worker, LONG).await;
+        worker.ack_work_item(&token, Some(done(&instance_of(&work), 2))).await.unwrap();
+        assert_eq!(next(&mut got).await.1, instance_of(&work));
     }
     // "a" starts one in each member's slots itself, and so has the turns of both; nobody there runs activities.
     let instances = [0, 1].map(|n| instance_in(slots(&both[n], "turns").unwrap(), "i"));
