@@ -191,6 +191,8 @@ async fn what_comes_for_a_deleted_instance_before_it_is_erased_starts_a_new_one_
     deleting.await;
     scene.account.wire().add(decided);
     writes.remove();
+    // Which of two processes was first is told by their clocks, and so not within a millisecond.
+    tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     b.enqueue_for_orchestrator(start("i"), None).await.unwrap();
     let (item, token, attempts) = next_turn(&b, LONG).await;
     assert_eq!((item.instance.as_str(), item.history.len(), item.execution_id, attempts), ("i", 0, 1, 1));
