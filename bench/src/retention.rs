@@ -59,6 +59,7 @@ async fn greet(name: &str, retention: Retention, setting: Setting) -> Result<()>
         greet(format!("g{number}")).await?;
     }
     let mut spent = scene.reading() - before;
+    let mut requests = spent.stats.total().requests as f64 / GREETINGS as f64;
     if retention.completed().is_some_and(|age| age < DAY) {
         // What goes by itself, and nothing that looks on.
         tokio::time::sleep(Duration::from_secs(2)).await;
@@ -67,13 +68,9 @@ async fn greet(name: &str, retention: Retention, setting: Setting) -> Result<()>
         let more = scene.reading() - before;
         ensure!(gone > GREETINGS / 2, "only {gone} went");
         spent.units += more.units / gone as f64 * GREETINGS as f64;
-        let each = more.stats.total().requests as f64 / gone as f64;
-        let requests = spent.stats.total().requests as f64 / GREETINGS as f64 + each;
-        println!("| {name} | {requests:.1} | {:.0} | {} |", spent.units / GREETINGS as f64, scene.instances().await?);
-    } else {
-        let requests = spent.stats.total().requests as f64 / GREETINGS as f64;
-        println!("| {name} | {requests:.1} | {:.0} | {} |", spent.units / GREETINGS as f64, scene.instances().await?);
+        requests += more.stats.total().requests as f64 / gone as f64;
     }
+    println!("| {name} | {requests:.1} | {:.0} | {} |", spent.units / GREETINGS as f64, scene.instances().await?);
     scene.close().await;
     Ok(())
 }

@@ -7,6 +7,16 @@ use serde::{Deserialize, Serialize};
 #[serde(transparent)]
 pub(crate) struct EventSet(Vec<(u64, u64)>);
 
+impl FromIterator<u64> for EventSet {
+    fn from_iter<I: IntoIterator<Item = u64>>(ids: I) -> Self {
+        let mut set = Self::default();
+        for id in ids {
+            set.insert(id);
+        }
+        set
+    }
+}
+
 impl EventSet {
     /// Whether the id is in the set.
     pub(crate) fn contains(&self, id: u64) -> bool {

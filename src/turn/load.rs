@@ -42,10 +42,7 @@ impl Loaded {
     /// another matter.
     pub(crate) fn lacks(&self, events: &EventSet) -> Option<String> {
         let history = &self.contents.as_ref().ok()?.history;
-        let mut found = EventSet::default();
-        for event in history.iter() {
-            found.insert(event.event_id);
-        }
+        let found: EventSet = history.iter().map(|event| event.event_id).collect();
         (found != *events).then(|| {
             let (is, must) = (found.len(), events.len());
             format!("the history has {is} events up to {}, and must have {must} up to {}", found.last(), events.last())

@@ -48,7 +48,6 @@ pub(super) struct Chart {
     pub(super) status: Option<StatusDocument>,
     pub(super) intents: Vec<IntentDocument>,
     pub(super) staged: BTreeMap<DocumentId, Etag>,
-    pub(super) plans: BTreeSet<DocumentId>,
     /// Documents of ours that can't be read.
     pub(super) unreadable: Vec<Illegible>,
     /// Documents that are none of ours.
@@ -143,7 +142,6 @@ impl Chart {
             status: None,
             intents: Vec::new(),
             staged: BTreeMap::new(),
-            plans: BTreeSet::new(),
             unreadable: Vec::new(),
             strangers: Vec::new(),
             children: BTreeMap::new(),
@@ -280,9 +278,8 @@ impl Chart {
                 }
             }
             kind::PLAN => {
-                if let Some(plan) = self.read::<PlanDocument>(&id, &of_kind, row) {
-                    self.plans.insert(plan.id);
-                }
+                // Only whether it can be read is of interest.
+                self.read::<PlanDocument>(&id, &of_kind, row);
             }
             _ => self.strangers.push(id),
         }

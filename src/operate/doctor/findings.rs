@@ -228,10 +228,7 @@ fn is_whole(chart: &Chart, document: &InstanceDocument, findings: &mut Findings)
     if chart.cant_read_any(kind::HISTORY) {
         return false;
     }
-    let mut found = EventSet::default();
-    for event in events {
-        found.insert(event.event_id);
-    }
+    let found: EventSet = events.iter().map(|event| event.event_id).collect();
     if found == document.events {
         return true;
     }

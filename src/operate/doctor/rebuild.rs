@@ -21,11 +21,7 @@ pub(super) fn end(events: &[Event]) -> Option<(&'static str, String)> {
 }
 
 fn ids(events: &[Event]) -> EventSet {
-    let mut ids = EventSet::default();
-    for event in events {
-        ids.insert(event.event_id);
-    }
-    ids
+    events.iter().map(|event| event.event_id).collect()
 }
 
 fn began_at(events: &[Event]) -> Millis {
