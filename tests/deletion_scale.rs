@@ -79,8 +79,8 @@ async fn cut_tree(children: usize, passing: u64) -> usize {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tree_of_several_parts_is_there_as_a_whole_or_not_at_all_wherever_its_deletion_was_cut() {
-    // Three parts: some 80 requests to see the tree, 450 to mark it, the decision, 900 to erase it.
-    let cuts = [10, 101, 350, 534, 539, 540, 545, 550, 555, 700, 1_301];
+    // Three parts: some 80 requests to see the tree, 240 to mark it, the decision, 680 to erase it.
+    let cuts = [10, 101, 250, 300, 309, 314, 320, 325, 330, 340, 500, 901];
     let there = all_at_once(cuts.into_iter().map(|passing| cut_tree(220, passing))).await;
     assert!(there.contains(&0) && there.contains(&221), "cuts before and after the decision: {there:?}");
 }
@@ -215,7 +215,7 @@ async fn cut_bulk(passing: u64) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_bulk_deletion_that_was_cut_is_finished_by_the_next_call() {
-    let cuts = [5, 20, 150, 226, 232, 300, 500, 700, 850];
+    let cuts = [5, 20, 150, 326, 332, 345, 400, 500, 701];
     all_at_once(cuts.into_iter().map(cut_bulk)).await;
 }
 

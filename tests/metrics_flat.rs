@@ -4,11 +4,12 @@
 #[path = "common/scene.rs"]
 mod scene;
 
-use duroxide::providers::{Provider, PruneOptions, SystemMetrics};
+use duroxide::providers::{InstanceFilter, Provider, PruneOptions, SystemMetrics};
 use duroxide_cosmos::CosmosDBProvider;
-use duroxide_cosmos_emulator::{KindStats, RequestKind, WireAction, WireRule, WireRuleHandle};
+use duroxide_cosmos_emulator::{Gate, KindStats, RequestKind, WireAction, WireRule, WireRuleHandle};
 use futures::{stream, StreamExt};
 use scene::*;
+use serde_json::json;
 use std::{
     sync::{Arc, Mutex},
     time::Duration,
@@ -218,6 +219,74 @@ async fn the_figures_are_right_after_a_crash_at_any_request_of_the_deletion_of_a
     let felt: Vec<bool> = cutting.buffered(COUNT as usize).collect().await;
     assert!(felt[..20].iter().all(|felt| *felt), "{felt:?}");
     assert_eq!(figures(&admin(b).get_system_metrics().await.unwrap()), completed_only(0));
+}
+
+/// What `b` does while `a` is held.
+#[derive(Clone, Copy, Debug)]
+enum Meanwhile {
+    /// It finishes the deletion.
+    Finishes,
+    /// It starts one of the instances anew, which it erases for that.
+    StartsOne,
+}
+
+/// Holds `a`, which has decided to delete sealed instances, before one of its requests to the counters, and has `b` do some of
+/// that meanwhile; whether there was such a request.
+async fn overtaken_at(request: u64, meanwhile: Meanwhile) -> bool {
+    const COUNT: usize = 52;
+    const GOING: usize = 20;
+    let (scene, b) = finished(COUNT).await;
+    sealed(&scene, &b, COUNT as u64).await;
+    quiet_down(&scene).await;
+    let a = scene.provider("a").await;
+    let gate = Gate::new();
+    let held = WireRule::new(WireAction::HoldBefore(gate.clone())).client("a").skip(request).times(1);
+    scene.account.wire().add(held.matching(|r| goes_to(r, "$d:metrics")));
+    let mut going: Vec<String> = (0..GOING).map(|n| format!("i{n}")).collect();
+    let names = going.clone();
+    let mut deletion = tokio::spawn(async move { admin(&a).delete_instances_atomic(&names, false).await });
+    let was_held = tokio::select! {
+        () = gate.reached() => true,
+        deleted = &mut deletion => {
+            deleted.unwrap().unwrap();
+            false
+        }
+    };
+    if was_held {
+        match meanwhile {
+            Meanwhile::Finishes => {
+                let filter = InstanceFilter { instance_ids: Some(going.clone()), ..InstanceFilter::default() };
+                admin(&b).delete_instance_bulk(filter).await.unwrap();
+            }
+            Meanwhile::StartsOne => {
+                let anew = going.pop().unwrap();
+                b.enqueue_for_orchestrator(start(&anew), None).await.unwrap();
+                assert_eq!(next_turn(&b, LONG).await.0.instance, anew);
+            }
+        }
+        gate.open();
+        deletion.await.unwrap().unwrap();
+    }
+    let left = (COUNT - GOING) as u64;
+    let figures = figures(&admin(&b).get_system_metrics().await.unwrap());
+    assert_eq!(figures, completed_only(left), "{meanwhile:?}, held at {request}");
+    let counters = scene.partition("$d:metrics").await.pop().unwrap();
+    assert_eq!((&counters["completed"], &counters["events"]), (&json!(left), &json!(2 * left)), "{counters}");
+    assert!(counters["sealing"].as_object().is_none_or(|note| note.is_empty()), "{counters}");
+    for instance in going {
+        assert!(scene.partition(&instance).await.is_empty(), "{instance}");
+    }
+    was_held
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_another_erases_of_a_deletion_under_way_is_counted_once() {
+    for meanwhile in [Meanwhile::Finishes, Meanwhile::StartsOne] {
+        let cases = stream::iter(0..12).map(|request| overtaken_at(request, meanwhile));
+        let held: Vec<bool> = cases.buffered(12).collect().await;
+        assert!(held[..4].iter().all(|held| *held), "noted and counted out: {held:?}");
+        assert!(!held[11], "at every one of them: {held:?}");
+    }
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use duroxide::{
     AppErrorKind, ErrorDetails, EventKind,
 };
 use duroxide_cosmos::{Clock, CosmosDBProvider, Retention};
-use duroxide_cosmos_emulator::{RequestKind, WireAction, WireRule};
+use duroxide_cosmos_emulator::{Gate, RequestKind, WireAction, WireRule};
 use scene::*;
 use std::{
     sync::{
@@ -159,6 +159,46 @@ async fn hundreds_go_in_one_round_and_what_a_round_has_left_goes_in_the_next() {
     let of_instances: Vec<_> =
         documents.iter().filter(|d| !d["instanceId"].as_str().unwrap_or_default().starts_with('$')).collect();
     assert!(of_instances.is_empty(), "{of_instances:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_has_ended_goes_with_four_requests_each() {
+    const COUNT: u64 = 300;
+    let (scene, time) = (Scene::new(1), Time::new());
+    let provider = time.provider(&scene, "p", at_once()).await;
+    play(&provider, "i0", How::Completed).await;
+    scene.copy("i0", (1..COUNT).map(|n| format!("i{n}"))).await;
+    time.pass(1);
+    let before = scene.account.stats();
+    assert_eq!(provider.retire().await.unwrap(), COUNT);
+    let requests = (scene.account.stats() - before).total().requests;
+    // Its mark, a look at what it has, the batch that deletes it, one more look; and some thirty for each two hundred.
+    assert!(requests <= 4 * COUNT + 100, "{requests} requests");
+    assert!(there(&provider).await.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_runs_again_between_the_look_and_the_mark_stays() {
+    let (scene, time) = (Scene::new(1), Time::new());
+    let provider = time.provider(&scene, "p", at_once()).await;
+    for instance in ["a", "b", "c"] {
+        play(&provider, instance, How::Completed).await;
+    }
+    time.pass(1);
+    let gate = Gate::new();
+    let mark = WireRule::new(WireAction::HoldBefore(gate.clone())).client("p").on(RequestKind::Replace).times(1);
+    scene.account.wire().add(mark.matching(|request| goes_to(request, "b")));
+    let round = tokio::spawn(async move { provider.retire().await });
+    gate.reached().await;
+    let other = time.provider(&scene, "other", Retention::default()).await;
+    other.enqueue_for_orchestrator(start("b"), None).await.unwrap();
+    let (_, token, _) = next_turn(&other, LONG).await;
+    commit(&other, &token, vec![started("b", 2)], Vec::new(), Vec::new(), running()).await.unwrap();
+    gate.open();
+    assert_eq!(round.await.unwrap().unwrap(), 2);
+    assert_eq!(there(&other).await, ["b"]);
+    assert_eq!(admin(&other).list_executions("b").await.unwrap(), [1, 2], "it has lost nothing");
+    assert!(scene.partition("a").await.is_empty() && scene.partition("c").await.is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -14,6 +14,10 @@ const GREETINGS: u64 = 100;
 const ENDED: u64 = 900;
 /// How long the last of them may stay.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// How many end in a second, for how long, and how often it is told how many are left.
+const RATE: u64 = 200;
+const WHILE: Duration = Duration::from_secs(162);
+const TOLD_EVERY: Duration = Duration::from_secs(27);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Measures both, and prints what comes of it.
@@ -31,7 +35,9 @@ pub async fn run(latency_ms: u64) -> Result<()> {
         greet(name, retention, setting).await?;
     }
     // The emulator looks at every document of a physical partition for each query there: the service does not.
-    keep_up(Setting { partitions: 32, ..setting }).await
+    let setting = Setting { partitions: 32, ..setting };
+    go(setting).await?;
+    keep_up(setting).await
 }
 
 async fn open(retention: Retention, setting: Setting) -> Result<Scene> {
@@ -75,27 +81,65 @@ async fn greet(name: &str, retention: Retention, setting: Setting) -> Result<()>
     Ok(())
 }
 
-/// How fast what has ended goes: one page of a round, which then waits for as long as it took.
-async fn keep_up(setting: Setting) -> Result<()> {
+/// A scene in which a greeting has ended.
+async fn after_one(setting: Setting) -> Result<Scene> {
     let mut scene = open(Retention::default().with_completed(Duration::from_secs(1)), setting).await?;
     let client = scene.client();
     scene.start().await;
     client.start_orchestration("g", "Hello", "world").await?;
     client.wait_for_orchestration("g", PATIENCE).await?;
+    Ok(scene)
+}
+
+/// What it takes until a page of what has ended is gone.
+async fn go(setting: Setting) -> Result<()> {
+    let mut scene = after_one(setting).await?;
     scene.stop().await;
-    scene.copy("g", ENDED).await?;
+    scene.copier("g").await?.make(1..ENDED).await?;
     tokio::time::sleep(Duration::from_secs(2)).await;
     let (before, begun) = (scene.reading(), Instant::now());
     let gone = scene.retire().await? as f64;
     let (spent, took) = (scene.reading() - before, begun.elapsed().as_secs_f64());
     ensure!(scene.instances().await? == 0, "some are left");
     println!(
-        "\n{gone} greetings that have ended, {} partitions: gone in {took:.1} s, {:.0} a second while at it, half of that on the whole; \
-         {:.1} requests and {:.0} RU each.",
+        "\n{gone} greetings that have ended, {} partitions: gone in {took:.1} s; {:.1} requests and {:.0} RU each.",
         setting.partitions,
-        gone / took,
         spent.stats.total().requests as f64 / gone,
         spent.units / gone
+    );
+    scene.close().await;
+    Ok(())
+}
+
+/// Whether as many go as end, while a runtime waits for work as it always does.
+async fn keep_up(setting: Setting) -> Result<()> {
+    const STEP: Duration = Duration::from_millis(50);
+    let mut scene = after_one(setting).await?;
+    scene.stop().await;
+    let copier = scene.copier("g").await?;
+    let mut made = RATE;
+    copier.make(1..made).await?;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    // The metrics count what has ended, a request for each: that is not what is measured here.
+    scene.start_without_metrics().await;
+    let (begun, mut told, first) = (Instant::now(), Instant::now(), made);
+    let mut left = Vec::new();
+    let mut steps = tokio::time::interval(STEP);
+    while begun.elapsed() < WHILE {
+        steps.tick().await;
+        let due = first + (begun.elapsed().as_secs_f64() * RATE as f64) as u64;
+        copier.make(made..due).await?;
+        made = due;
+        if told.elapsed() >= TOLD_EVERY {
+            told = Instant::now();
+            left.push(scene.instances().await?.to_string());
+        }
+    }
+    println!(
+        "\n{RATE} more a second for {} s, and a runtime that waits for work: left every {} s: {}.",
+        WHILE.as_secs(),
+        TOLD_EVERY.as_secs(),
+        left.join(", ")
     );
     scene.close().await;
     Ok(())

@@ -1,9 +1,11 @@
 //! A fresh account over HTTP, and a provider, runtime and client on it.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use azure_data_cosmos::clients::ContainerClient;
 use azure_data_cosmos::{FeedScope, Query, TransactionalBatch};
 use clap::ValueEnum;
 use duroxide::providers::Provider;
@@ -138,6 +140,10 @@ impl Opened {
             worker_concurrency: dispatchers,
             ..RuntimeOptions::default()
         };
+        self.runtime_with(tally, options).await
+    }
+
+    async fn runtime_with(&self, tally: &Arc<Tally>, options: RuntimeOptions) -> Arc<Runtime> {
         let (activities, orchestrations) = orchestrations::registries(tally);
         Runtime::start_with_options(self.store(), activities, orchestrations, options).await
     }
@@ -201,6 +207,13 @@ impl Scene {
         self.runtime = Some(self.provider.runtime(&self.tally, dispatchers).await);
     }
 
+    /// The same with one that never asks for the metrics.
+    pub async fn start_without_metrics(&mut self) {
+        let mut options = RuntimeOptions::default();
+        options.observability.gauge_poll_interval = Duration::from_secs(24 * 60 * 60);
+        self.runtime = Some(self.provider.runtime_with(&self.tally, options).await);
+    }
+
     /// The account's address, for another process.
     pub fn endpoint(&self) -> String {
         self.served.endpoint()
@@ -216,28 +229,13 @@ impl Scene {
         self.provider.store()
     }
 
-    /// Copies an instance's documents under other names, as if each had been run: cheaper than running them.
-    pub async fn copy(&self, instance: &str, count: u64) -> Result<()> {
+    /// What makes copies of an instance under other names, as if each had been run: cheaper than running them.
+    pub async fn copier(&self, instance: &str) -> Result<Copier> {
         let client = self.account.client_named(WATCHER).await;
         let container = client.database_client("duroxide").container_client("duroxide", None).await?;
         let scope = FeedScope::partition(instance.to_owned());
         let everything = container.query_items::<Value>(Query::from("SELECT * FROM c"), scope, None).await?;
-        let documents: Vec<Value> = everything.try_collect().await?;
-        let (container, documents) = (&container, &documents);
-        let copying = futures::stream::iter(1..count).map(|number| async move {
-            let name = format!("{instance}{number}");
-            let mut batch = TransactionalBatch::new(name.clone());
-            for document in documents {
-                let mut copy = document.clone();
-                copy["instanceId"] = json!(name);
-                let fields = copy.as_object_mut().context("a document is an object")?;
-                fields.retain(|field, _| !field.starts_with('_'));
-                batch = batch.create_item(copy)?;
-            }
-            container.execute_transactional_batch(batch, None).await?;
-            anyhow::Ok(())
-        });
-        copying.buffer_unordered(16).try_collect().await
+        Ok(Copier { instance: instance.to_owned(), documents: everything.try_collect().await?, container })
     }
 
     /// How many instances the container holds, by a look past the provider.
@@ -302,5 +300,34 @@ impl Scene {
         self.stop().await;
         self.provider.close().await;
         self.served.shutdown().await;
+    }
+}
+
+/// Makes copies of one instance.
+pub struct Copier {
+    instance: String,
+    documents: Vec<Value>,
+    container: ContainerClient,
+}
+
+impl Copier {
+    /// Makes those with these numbers, some at a time.
+    pub async fn make(&self, numbers: Range<u64>) -> Result<()> {
+        let copying = futures::stream::iter(numbers).map(|number| self.make_one(number));
+        copying.buffer_unordered(16).try_collect().await
+    }
+
+    async fn make_one(&self, number: u64) -> Result<()> {
+        let name = format!("{}{number}", self.instance);
+        let mut batch = TransactionalBatch::new(name.clone());
+        for document in &self.documents {
+            let mut copy = document.clone();
+            copy["instanceId"] = json!(name);
+            let fields = copy.as_object_mut().context("a document is an object")?;
+            fields.retain(|field, _| !field.starts_with('_'));
+            batch = batch.create_item(copy)?;
+        }
+        self.container.execute_transactional_batch(batch, None).await?;
+        Ok(())
     }
 }

@@ -2,8 +2,8 @@
 
 use super::{
     inspect,
-    plan::{self, Carried, Patience, Plan, Unmarked},
-    Failures,
+    plan::{self, Carried, Carrier, Patience, Plan, Unmarked},
+    Documents, Failures,
 };
 use crate::{
     engine::Engine,
@@ -22,10 +22,10 @@ pub(crate) use super::plan::{is_deleted, recover, UNDO_AFTER};
 
 const OPERATION: &str = "delete_instances_atomic";
 /// Instances of a bulk operation that go as one set, if no tree is larger.
-const SET: usize = 100;
+const SET: usize = 200;
 /// Roots whose trees are looked for at once, and how many such groups are dealt with at a time.
 const ROOTS: usize = 200;
-const GROUPS: usize = 2;
+const GROUPS: usize = 4;
 
 /// What keeps a set from being deleted: an instance of it, or something else.
 struct Obstacle {
@@ -70,7 +70,17 @@ pub(crate) async fn delete_all(
     ids: &[String],
     force: bool,
 ) -> Result<DeleteInstanceResult, ProviderError> {
-    match delete_set(engine, ids, force).await {
+    delete_seen(engine, ids, Documents::new(), force).await
+}
+
+/// The same, some of which were seen.
+async fn delete_seen(
+    engine: &Arc<Engine>,
+    ids: &[String],
+    seen: Documents,
+    force: bool,
+) -> Result<DeleteInstanceResult, ProviderError> {
+    match delete_set(engine, ids, seen, force).await {
         Ok(carried) => whole(carried, OPERATION),
         Err(mut obstacles) => Err(obstacles.swap_remove(0).error),
     }
@@ -84,13 +94,18 @@ fn whole(carried: Carried, operation: &str) -> Result<DeleteInstanceResult, Prov
 }
 
 /// Deletes a set as one, or says what keeps it from that; at least one obstacle. Trouble after the decision is not one.
-async fn delete_set(engine: &Arc<Engine>, ids: &[String], force: bool) -> Result<Carried, Vec<Obstacle>> {
+async fn delete_set(
+    engine: &Arc<Engine>,
+    ids: &[String],
+    seen: Documents,
+    force: bool,
+) -> Result<Carried, Vec<Obstacle>> {
     let mut set: HashSet<&str> = HashSet::with_capacity(ids.len());
     let unique: Vec<String> = ids.iter().filter(|id| set.insert(id)).cloned().collect();
     let begun = Plan::begin(engine, &unique, force).await;
     let begun = begun.map_err(|(id, unmarked)| vec![Obstacle::at(id, unmarked)])?;
     let Some((mut plan, others)) = begun else { return Ok(Carried::default()) };
-    let obstacles = prepare(engine, &mut plan, &others, &unique, &set).await;
+    let obstacles = prepare(engine, &mut plan, &others, seen, &unique, &set).await;
     if !obstacles.is_empty() {
         plan.undo(&others).await;
         return Err(obstacles);
@@ -107,10 +122,11 @@ async fn prepare(
     engine: &Arc<Engine>,
     plan: &mut Plan<'_>,
     others: &[String],
+    seen: Documents,
     ids: &[String],
     set: &HashSet<&str>,
 ) -> Vec<Obstacle> {
-    let unmarked = match plan.mark_others(others).await {
+    let unmarked = match plan.mark_others(others, seen).await {
         Ok(unmarked) => unmarked,
         Err(error) => return vec![error.into()],
     };
@@ -159,8 +175,8 @@ pub(crate) async fn delete_tree(
             format!("Cannot delete sub-orchestration {id} directly. Delete root instance instead."),
         ));
     }
-    let tree = inspect::tree(engine, id).await.map_err(failed)?;
-    delete_all(engine, &tree, force).await
+    let inspect::Forest { mut trees, seen } = inspect::forest(engine, &[id.to_owned()]).await.map_err(failed)?;
+    delete_seen(engine, &trees.swap_remove(0), seen, force).await
 }
 
 /// Finishes a deletion of this instance that was decided and left half-way: what was left of it.
@@ -176,7 +192,7 @@ async fn resume_plan(engine: &Arc<Engine>, mark: &Deleting) -> Result<Option<Car
     let theirs = plan::coordinators_mark(engine, mark, engine.deadline()).await?;
     let decided = theirs.is_some_and(|theirs| theirs.mark.verdict == Verdict::Decided);
     let Some(coordinator) = Partition::instance(&mark.coordinator).ok().filter(|_| decided) else { return Ok(None) };
-    Ok(Some(plan::carry_out(engine, &coordinator, &mark.plan, Patience::Endless).await))
+    Ok(Some(plan::carry_out(engine, &coordinator, &mark.plan, Carrier::Helper, Patience::Endless).await))
 }
 
 /// Deletes the finished root instances that a filter takes, each with its tree, and finishes deletions that were left
@@ -198,7 +214,7 @@ pub(crate) async fn delete_bulk(
         }
     }
     let chosen = inspect::chosen(engine, candidates, filter, roots).await.map_err(failed)?;
-    bulk.add(delete_families(engine, &chosen, true).await);
+    bulk.add(delete_families(engine, &chosen, Documents::new(), true).await);
     bulk.failures.unless(bulk.result.instances_deleted > 0, bulk.result)
 }
 
@@ -230,10 +246,14 @@ impl Bulk {
     }
 }
 
-/// Deletes roots with their trees, several groups of them at once.
-pub(super) async fn delete_families(engine: &Arc<Engine>, roots: &[String], force: bool) -> Bulk {
-    let deleting = stream::iter(roots.chunks(ROOTS).map(<[String]>::to_vec).collect::<Vec<_>>())
-        .map(|roots| async move { delete_roots(engine, &roots, force).await });
+/// Deletes roots, some of which were seen, with their trees, several groups of them at once.
+pub(super) async fn delete_families(engine: &Arc<Engine>, roots: &[String], mut seen: Documents, force: bool) -> Bulk {
+    let groups = roots.chunks(ROOTS).map(|roots| {
+        let seen: Documents = roots.iter().filter_map(|root| seen.remove_entry(root)).collect();
+        (roots.to_vec(), seen)
+    });
+    let deleting = stream::iter(groups.collect::<Vec<_>>())
+        .map(|(roots, seen)| async move { delete_roots(engine, &roots, seen, force).await });
     let mut bulk = Bulk::default();
     let groups: Vec<Bulk> = deleting.buffer_unordered(GROUPS).collect().await;
     groups.into_iter().for_each(|group| bulk.add(group));
@@ -241,10 +261,13 @@ pub(super) async fn delete_families(engine: &Arc<Engine>, roots: &[String], forc
 }
 
 /// Deletes some roots with their trees, as many in one set as make a small one: a set costs a few requests of its own.
-async fn delete_roots(engine: &Arc<Engine>, roots: &[String], force: bool) -> Bulk {
+async fn delete_roots(engine: &Arc<Engine>, roots: &[String], mut seen: Documents, force: bool) -> Bulk {
     let mut bulk = Bulk::default();
     let trees = match inspect::forest(engine, roots).await {
-        Ok(trees) => trees,
+        Ok(forest) => {
+            seen.extend(forest.seen);
+            forest.trees
+        }
         Err(error) => {
             bulk.failures.note(&roots[0], error.into_provider_error("delete_instance_bulk"));
             return bulk;
@@ -252,20 +275,35 @@ async fn delete_roots(engine: &Arc<Engine>, roots: &[String], force: bool) -> Bu
     };
     let mut set: Vec<Vec<String>> = Vec::new();
     for tree in trees {
+        let runs = |id: &&String| seen.get(*id).is_some_and(|found| inspect::is_running(&found.document));
+        if let Some(running) = tree.iter().find(runs).filter(|_| !force) {
+            let obstacle = Obstacle::at(running.clone(), Unmarked::Running);
+            bulk.failures.note(running, obstacle.error);
+            continue;
+        }
         let size: usize = set.iter().map(Vec::len).sum();
         if size > 0 && size + tree.len() > SET {
-            delete_trees(engine, std::mem::take(&mut set), force, &mut bulk).await;
+            delete_trees(engine, std::mem::take(&mut set), &mut seen, force, &mut bulk).await;
         }
         set.push(tree);
     }
-    delete_trees(engine, set, force, &mut bulk).await;
+    delete_trees(engine, set, &mut seen, force, &mut bulk).await;
     bulk
 }
 
 /// Deletes trees as one set. Those that can't be deleted are left out, and the others tried again.
-async fn delete_trees(engine: &Arc<Engine>, mut trees: Vec<Vec<String>>, force: bool, bulk: &mut Bulk) {
+async fn delete_trees(
+    engine: &Arc<Engine>,
+    mut trees: Vec<Vec<String>>,
+    seen: &mut Documents,
+    force: bool,
+    bulk: &mut Bulk,
+) {
     while !trees.is_empty() {
-        let obstacles = match delete_set(engine, &trees.concat(), force).await {
+        let set = trees.concat();
+        // What was seen of them is not true any more once they are marked.
+        let seen: Documents = set.iter().filter_map(|id| seen.remove_entry(id)).collect();
+        let obstacles = match delete_set(engine, &set, seen, force).await {
             Ok(carried) => return bulk.carried(&trees[0][0], carried),
             Err(obstacles) => obstacles,
         };

@@ -11,6 +11,7 @@
 use super::{
     metrics,
     plan::{Patience, CONCURRENCY},
+    Documents,
 };
 use crate::{
     engine::Engine,
@@ -36,11 +37,17 @@ pub(super) struct Erased {
 }
 
 /// Erases the instances of `ids` that carry the mark of a decided plan, and takes them out of the counters together. `verdict`
-/// is the coordinator's mark: it says when the plan was decided.
-pub(super) async fn erase_all(engine: &Arc<Engine>, ids: &[String], verdict: &Deleting, patience: Patience) -> Erased {
+/// is the coordinator's mark: it says when the plan was decided. `marked` are those that the caller knows from marking them.
+pub(super) async fn erase_all(
+    engine: &Arc<Engine>,
+    ids: &[String],
+    verdict: &Deleting,
+    marked: &Documents,
+    patience: Patience,
+) -> Erased {
     let partitions: Vec<Partition> = ids.iter().filter_map(|id| Partition::instance(id).ok()).collect();
     let mut erased = Erased { whole: true, ..Erased::default() };
-    let found = match metrics::note_leaving(engine, &partitions, &verdict.plan).await {
+    let found = match metrics::note_leaving(engine, &partitions, verdict, marked).await {
         Ok(found) => found,
         Err(error) => return Erased { trouble: Some(error), whole: false, ..erased },
     };
@@ -124,7 +131,10 @@ async fn erase(
     loop {
         let found = match known.take() {
             Some(found) => Some(found),
-            None => metrics::note_leaving(engine, std::slice::from_ref(&partition), &verdict.plan).await?.pop(),
+            None => {
+                let partition = std::slice::from_ref(&partition);
+                metrics::note_leaving(engine, partition, verdict, &Documents::new()).await?.pop()
+            }
         };
         engine.cache.forget(&partition);
         let Some(found) = found else { return Ok(true) };

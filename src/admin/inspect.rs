@@ -1,6 +1,6 @@
 //! What there is.
 
-use super::{plan, InstanceRow};
+use super::{plan, Documents, InstanceRow, WholeRow};
 use crate::{
     engine::Engine,
     model::{status, EventSet, ExecutionDocument, InstanceDocument, KvDocument, Millis, Partition, StatusDocument},
@@ -304,12 +304,20 @@ pub(super) const PARENTS: usize = 200;
 
 /// An instance with all that descend from it, parents before children, each once.
 pub(crate) async fn tree(engine: &Arc<Engine>, root: &str) -> Result<Vec<String>, StoreError> {
-    let mut trees = forest(engine, &[root.to_owned()]).await?;
-    Ok(trees.pop().unwrap_or_default())
+    let mut forest = forest(engine, &[root.to_owned()]).await?;
+    Ok(forest.trees.pop().unwrap_or_default())
+}
+
+/// Some trees, each with its root first and parents before their children.
+pub(super) struct Forest {
+    pub(super) trees: Vec<Vec<String>>,
+    /// The descendants, as they were found.
+    pub(super) seen: Documents,
 }
 
 /// Several roots, each with all that descend from it. A generation of all of them is asked for at once.
-pub(super) async fn forest(engine: &Arc<Engine>, roots: &[String]) -> Result<Vec<Vec<String>>, StoreError> {
+pub(super) async fn forest(engine: &Arc<Engine>, roots: &[String]) -> Result<Forest, StoreError> {
+    let mut seen = Documents::new();
     let mut trees: Vec<Vec<String>> = roots.iter().map(|root| vec![root.clone()]).collect();
     let mut tree_of: HashMap<String, usize> =
         roots.iter().enumerate().map(|(tree, root)| (root.clone(), tree)).collect();
@@ -317,7 +325,7 @@ pub(super) async fn forest(engine: &Arc<Engine>, roots: &[String]) -> Result<Vec
     while !generation.is_empty() {
         let mut next = Vec::new();
         for parents in names_in_questions(&generation, PARENTS) {
-            for row in children(engine, parents, engine.deadline()).await? {
+            for row in whole_children(engine, parents, &mut seen).await? {
                 let Some((id, parent)) = row.id().zip(row.parent) else { continue };
                 let Some(tree) = tree_of.get(&parent).copied().filter(|_| !tree_of.contains_key(&id)) else { continue };
                 tree_of.insert(id.clone(), tree);
@@ -327,7 +335,23 @@ pub(super) async fn forest(engine: &Arc<Engine>, roots: &[String]) -> Result<Vec
         }
         generation = next;
     }
-    Ok(trees)
+    Ok(Forest { trees, seen })
+}
+
+/// The children of some instances, with their documents.
+async fn whole_children(
+    engine: &Arc<Engine>,
+    parents: &[String],
+    seen: &mut Documents,
+) -> Result<Vec<InstanceRow>, StoreError> {
+    let statement = queries::WHOLE_CHILDREN.statement().bind("@parents", parents);
+    let found: Vec<WholeRow> = engine.store.query_container(statement, engine.deadline()).await?;
+    let mut rows = Vec::with_capacity(found.len());
+    for WholeRow { row, document } in found {
+        seen.extend(row.id().zip(document));
+        rows.push(row);
+    }
+    visible(engine, rows, engine.deadline()).await
 }
 
 /// Whether an instance may be deleted without force.

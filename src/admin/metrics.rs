@@ -12,7 +12,7 @@
 //! died are looked after by the next that seals. An instance that changes again is open again, contributes the difference to
 //! what the counters hold of it, and is sealed again.
 
-use super::{plan, shared};
+use super::{plan, shared, Documents, WholeRow};
 use crate::{
     engine::Engine,
     model::{
@@ -225,25 +225,16 @@ async fn counters(engine: &Engine) -> Result<Versioned<CountersDocument>, StoreE
     }
 }
 
-/// An instance's document with its ETag, as a query returns it.
-#[derive(Deserialize)]
-struct FinishedRow {
-    #[serde(flatten)]
-    document: InstanceDocument,
-    #[serde(rename = "_etag")]
-    etag: Etag,
-}
-
 /// As many as go into one note.
 async fn finished_instances(engine: &Engine) -> Result<Vec<Versioned<InstanceDocument>>, StoreError> {
     let statement = queries::FINISHED_INSTANCES.statement().in_background();
-    let rows: Vec<FinishedRow> = engine.store.query_container(statement, engine.deadline()).await?;
+    let rows: Vec<WholeRow> = engine.store.query_container(statement, engine.deadline()).await?;
     let mut bytes = 0;
-    let finished = rows.into_iter().filter(|row| row.document.deleting.is_none()).take_while(|row| {
-        bytes += entry_bytes(row.document.instance_id.as_str());
+    let finished = rows.into_iter().filter(|whole| whole.row.deleting.is_none()).take_while(|whole| {
+        bytes += entry_bytes(whole.row.instance_id.as_str());
         bytes < MAX_NOTE_BYTES / 2
     });
-    Ok(finished.map(|FinishedRow { document, etag }| Versioned { document, etag }).collect())
+    Ok(finished.filter_map(|whole| whole.document).collect())
 }
 
 /// What an entry adds to the note, at most.
@@ -409,12 +400,13 @@ async fn settle(engine: &Arc<Engine>, steps: BTreeMap<String, Sealing>) -> Resul
 pub(super) async fn note_leaving(
     engine: &Arc<Engine>,
     partitions: &[Partition],
-    plan: &str,
+    verdict: &Deleting,
+    marked: &Documents,
 ) -> Result<Vec<Versioned<InstanceDocument>>, StoreError> {
     let _alone = engine.counting.lock().await;
     loop {
         let counters = read_counters(engine, engine.deadline()).await?;
-        let leaving = marked_documents(engine, partitions, plan).await?;
+        let leaving = leaving(engine, partitions, verdict, marked).await?;
         let Some(Versioned { document, etag }) = counters else { return Ok(leaving) };
         let (next, full) = noted(&document, &leaving);
         if full {
@@ -427,12 +419,35 @@ pub(super) async fn note_leaving(
     }
 }
 
-async fn marked_documents(
+/// The instances that carry a plan's mark: as the caller has `marked` them, where nobody else erases them, or as they are. One whose figures a
+/// seal may be about to change is not as it was marked.
+async fn leaving(
     engine: &Engine,
     partitions: &[Partition],
+    verdict: &Deleting,
+    marked: &Documents,
+) -> Result<Vec<Versioned<InstanceDocument>>, StoreError> {
+    let known = |partition: &Partition| {
+        let found = marked.get(partition.instance_id()?)?;
+        let is_settled = found.document.tally.is_none() || found.document.sealed.is_none();
+        is_settled.then(|| found.clone())
+    };
+    let mut leaving: Vec<Versioned<InstanceDocument>> = partitions.iter().filter_map(known).collect();
+    if !leaving.is_empty() && plan::is_helped(engine, verdict).await? {
+        leaving.clear();
+    }
+    let there: HashSet<&Partition> = leaving.iter().map(|found| &found.document.instance_id).collect();
+    let others: Vec<Partition> = partitions.iter().filter(|partition| !there.contains(partition)).cloned().collect();
+    leaving.extend(marked_documents(engine, others, &verdict.plan).await?);
+    Ok(leaving)
+}
+
+async fn marked_documents(
+    engine: &Engine,
+    partitions: Vec<Partition>,
     plan: &str,
 ) -> Result<Vec<Versioned<InstanceDocument>>, StoreError> {
-    let found: Vec<Option<Versioned<InstanceDocument>>> = stream::iter(partitions.to_vec())
+    let found: Vec<Option<Versioned<InstanceDocument>>> = stream::iter(partitions)
         .map(|partition| async move { read_latest(engine, &partition, engine.deadline()).await })
         .buffer_unordered(CONCURRENCY)
         .try_collect()

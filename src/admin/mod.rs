@@ -11,9 +11,17 @@ pub(crate) mod shared;
 
 pub(crate) use plan::deleted_among;
 
-use crate::model::{status, Deleting, InstanceDocument, Millis, Partition};
+use crate::{
+    model::{status, Deleting, InstanceDocument, Millis, Partition},
+    store::Versioned,
+};
 use duroxide::providers::{DeleteInstanceResult, ProviderError};
-use serde::Deserialize;
+use serde::{de::Error, Deserialize, Deserializer};
+use serde_json::Value;
+use std::collections::HashMap;
+
+/// Instances by their ids, as somebody has seen them: a write that relies on one is conditional on its ETag.
+type Documents = HashMap<String, Versioned<InstanceDocument>>;
 
 /// A row of a query for instances.
 #[derive(Clone, Debug, Deserialize)]
@@ -47,6 +55,21 @@ impl InstanceRow {
 
     pub(crate) fn is_terminal(&self) -> bool {
         self.status.as_deref().is_some_and(status::is_terminal)
+    }
+}
+
+/// A row of a query for whole documents of instances.
+struct WholeRow {
+    row: InstanceRow,
+    /// None where this version can't read it.
+    document: Option<Versioned<InstanceDocument>>,
+}
+
+impl<'de> Deserialize<'de> for WholeRow {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let whole = Value::deserialize(deserializer)?;
+        let row = InstanceRow::deserialize(&whole).map_err(D::Error::custom)?;
+        Ok(Self { row, document: Versioned::from_row(whole).ok() })
     }
 }
 

@@ -15,7 +15,7 @@
 //! has gone on with it for long; after it, whoever meets a mark goes on at 3. The coordinator carries `due`, so that a poll
 //! meets it.
 
-use super::erase;
+use super::{erase, Documents};
 use crate::{
     engine::Engine,
     model::{Deleting, InstanceDocument, Millis, Partition, PlanDocument, Verdict},
@@ -43,6 +43,8 @@ const BEAT_EVERY: Duration = Duration::from_secs(1);
 /// When a poll meets the mark of an instance other than the coordinator, should nobody have met it before. It is late, since
 /// thousands of marks would otherwise fill the polls of a plan that is under way.
 const LATE: Millis = 10 * 60 * 1_000;
+/// Instances that are kept in memory as they were marked: what one more costs is a read.
+const KNOWN: usize = 2_000;
 /// Instances that are marked, or unmarked, at once.
 pub(super) const CONCURRENCY: usize = 32;
 /// A dispatcher that meets a large deletion goes on with it for so long, and leaves the rest for the next look.
@@ -81,6 +83,13 @@ pub(super) struct Carried {
     pub(super) trouble: Option<StoreError>,
 }
 
+/// Who goes on with a plan whose verdict stands.
+pub(super) enum Carrier<'a> {
+    /// The one who has decided it, who knows these instances from marking them.
+    Decider(&'a Documents),
+    Helper,
+}
+
 /// A plan that this process makes.
 pub(super) struct Plan<'a> {
     engine: &'a Arc<Engine>,
@@ -89,6 +98,8 @@ pub(super) struct Plan<'a> {
     force: bool,
     /// When the coordinator last heard of us.
     beat: Instant,
+    /// The other instances, as our marks have left them.
+    marked: Documents,
 }
 
 impl<'a> Plan<'a> {
@@ -101,18 +112,16 @@ impl<'a> Plan<'a> {
     ) -> Result<Option<(Self, Vec<String>)>, (String, Unmarked)> {
         let (name, before) = (engine.new_token(), engine.sequencer.next());
         let look = |(at, id): (usize, String)| async move {
-            let there = is_there(engine, &id).await;
-            (at, id, there)
+            let found = find(engine, &id).await;
+            (at, id, found)
         };
         // The first one is there nearly always: the others are looked at only where it is not.
         let mut ids_in_order = ids.iter().cloned().enumerate();
         let first = stream::iter(ids_in_order.next()).then(look);
         let mut looking = std::pin::pin!(first.chain(stream::iter(ids_in_order).map(look).buffered(CONCURRENCY)));
-        while let Some((at, id, there)) = looking.next().await {
+        while let Some((at, id, found)) = looking.next().await {
             let failed = |unmarked: Unmarked| (id.clone(), unmarked);
-            if !there.map_err(|e| failed(e.into()))? {
-                continue;
-            }
+            let Some(found) = found.map_err(|e| failed(e.into()))? else { continue };
             let others = &ids[at + 1..];
             let mark = Deleting {
                 plan: name.clone(),
@@ -121,24 +130,31 @@ impl<'a> Plan<'a> {
                 verdict: Verdict::Open,
                 parts: others.len().div_ceil(PlanDocument::MEMBERS),
                 part: 0,
+                helped: false,
             };
             let Ok(partition) = Partition::instance(&id) else { continue };
-            if mark_one(engine, &id, &mark, force, UNDO_AFTER).await.map_err(failed)? {
-                let plan = Self { engine, mark, partition, force, beat: Instant::now() };
+            if mark_one(engine, &id, &mark, force, UNDO_AFTER, Some(found)).await.map_err(failed)?.is_some() {
+                let (beat, marked) = (Instant::now(), Documents::new());
+                let plan = Self { engine, mark, partition, force, beat, marked };
                 return Ok(Some((plan, others.to_vec())));
             }
         }
         Ok(None)
     }
 
-    /// Lists and marks the other instances; which could not be marked. Stops at the part where that happens.
-    pub(super) async fn mark_others(&mut self, others: &[String]) -> Result<Vec<(String, Unmarked)>, StoreError> {
+    /// Lists and marks the other instances, some of which were seen; which could not be marked. Stops at the part where that
+    /// happens.
+    pub(super) async fn mark_others(
+        &mut self,
+        others: &[String],
+        mut seen: Documents,
+    ) -> Result<Vec<(String, Unmarked)>, StoreError> {
         for (number, members) in others.chunks(PlanDocument::MEMBERS).enumerate() {
             let part = PlanDocument::new(self.partition.clone(), &self.mark.plan, number, members.to_vec());
             // An attempt whose answer was lost may have written it already.
             self.say(&[Operation::upsert(&part)?]).await?;
             for chunk in members.chunks(CONCURRENCY) {
-                let failures = self.mark_chunk(chunk).await;
+                let failures = self.mark_chunk(chunk, &mut seen).await;
                 if !failures.is_empty() {
                     return Ok(failures);
                 }
@@ -148,13 +164,23 @@ impl<'a> Plan<'a> {
         Ok(Vec::new())
     }
 
-    async fn mark_chunk(&self, chunk: &[String]) -> Vec<(String, Unmarked)> {
-        let mark = &Deleting { parts: 0, ..self.mark.clone() };
-        let marking = stream::iter(chunk.to_vec()).map(|id| async move {
-            let marked = mark_one(self.engine, &id, mark, self.force, LATE).await;
-            marked.err().map(|unmarked| (id, unmarked))
-        });
-        marking.buffer_unordered(CONCURRENCY).filter_map(std::future::ready).collect().await
+    async fn mark_chunk(&mut self, chunk: &[String], seen: &mut Documents) -> Vec<(String, Unmarked)> {
+        let (engine, force, mark) = (self.engine, self.force, &Deleting { parts: 0, ..self.mark.clone() });
+        let chunk: Vec<_> = chunk.iter().map(|id| (id.clone(), seen.remove(id))).collect();
+        let mut marking = stream::iter(chunk)
+            .map(|(id, seen)| async move {
+                let marked = mark_one(engine, &id, mark, force, LATE, seen).await;
+                (id, marked)
+            })
+            .buffer_unordered(CONCURRENCY);
+        let mut failures = Vec::new();
+        while let Some((id, marked)) = marking.next().await {
+            match marked {
+                Ok(marked) => self.marked.extend(marked.filter(|_| self.marked.len() < KNOWN).map(|found| (id, found))),
+                Err(unmarked) => failures.push((id, unmarked)),
+            }
+        }
+        failures
     }
 
     /// Says now and then that this plan is not dead.
@@ -202,7 +228,8 @@ impl<'a> Plan<'a> {
 
     /// Erases everything that the plan covers, once it is decided.
     pub(super) async fn finish(&self) -> Carried {
-        carry_out(self.engine, &self.partition, &self.mark.plan, Patience::Endless).await
+        let carrier = Carrier::Decider(&self.marked);
+        carry_out(self.engine, &self.partition, &self.mark.plan, carrier, Patience::Endless).await
     }
 
     /// Takes the marks off again. Best effort: whoever meets one goes on with that. A plan that was decided after all, with the
@@ -213,7 +240,8 @@ impl<'a> Plan<'a> {
             let ours = give_up(engine, partition, &mark.plan).await?;
             let theirs = coordinators_mark(engine, mark, engine.deadline()).await?;
             let decided = theirs.is_some_and(|theirs| theirs.mark.verdict == Verdict::Decided);
-            if let Some(error) = carry_out(engine, partition, &mark.plan, Patience::Endless).await.trouble {
+            let carried = carry_out(engine, partition, &mark.plan, Carrier::Helper, Patience::Endless).await;
+            if let Some(error) = carried.trouble {
                 return Err(error);
             }
             if !ours && !decided {
@@ -228,31 +256,42 @@ impl<'a> Plan<'a> {
     }
 }
 
-async fn is_there(engine: &Engine, id: &str) -> Result<bool, StoreError> {
-    let Ok(partition) = Partition::instance(id) else { return Ok(false) };
+/// An instance that is there.
+async fn find(engine: &Engine, id: &str) -> Result<Option<Versioned<InstanceDocument>>, StoreError> {
+    let Ok(partition) = Partition::instance(id) else { return Ok(None) };
     let found = read_latest(engine, &partition, engine.deadline()).await?;
-    Ok(found.is_some_and(|found| !found.document.is_for_nobody(engine.now())))
+    Ok(found.filter(|found| !found.document.is_for_nobody(engine.now())))
 }
 
-/// Marks one instance; `false` where it is not there.
+/// Whether an instance that was seen can be marked, if it is still as it was.
+fn is_plain(document: &InstanceDocument, force: bool) -> bool {
+    let is_at_rest = document.exists() && document.deleting.is_none() && document.rolling.is_none();
+    is_at_rest && (force || !super::inspect::is_running(document))
+}
+
+/// Marks one instance, which may have been seen: as it is from then on, none where it is not there.
 async fn mark_one(
     engine: &Arc<Engine>,
     id: &str,
     mark: &Deleting,
     force: bool,
     look_after: Millis,
-) -> Result<bool, Unmarked> {
-    let Ok(partition) = Partition::instance(id) else { return Ok(false) };
+    seen: Option<Versioned<InstanceDocument>>,
+) -> Result<Option<Versioned<InstanceDocument>>, Unmarked> {
+    let Ok(partition) = Partition::instance(id) else { return Ok(None) };
     let deadline = engine.deadline();
+    let mut seen = seen.filter(|seen| is_plain(&seen.document, force));
     loop {
-        let Some(Versioned { mut document, etag }) = read_latest(engine, &partition, deadline).await? else {
-            return Ok(false);
+        let found = match seen.take() {
+            Some(seen) => Some(seen),
+            None => read_latest(engine, &partition, deadline).await?,
         };
+        let Some(Versioned { mut document, etag }) = found else { return Ok(None) };
         if document.deleting.as_ref().is_some_and(|theirs| theirs.plan == mark.plan) {
-            return Ok(true);
+            return Ok(Some(Versioned { document, etag }));
         }
         if document.deleting.is_none() && document.is_for_nobody(engine.now()) {
-            return Ok(false);
+            return Ok(None);
         }
         if document.deleting.is_some() {
             if !recover(engine, &document, GIVE_WAY_AFTER, deadline).await? {
@@ -270,8 +309,8 @@ async fn mark_one(
         put_on(engine, &mut document, mark, look_after);
         let written = engine.store.replace(&partition, &instance_id(), &document, Some(&etag), deadline).await;
         engine.cache.forget(&partition);
-        if let WriteOutcome::Done(_) = written? {
-            return Ok(true);
+        if let WriteOutcome::Done(etag) = written? {
+            return Ok(Some(Versioned { document, etag }));
         }
     }
 }
@@ -351,10 +390,16 @@ async fn give_up(engine: &Engine, partition: &Partition, plan: &str) -> Result<b
 }
 
 /// Goes on with a plan whose verdict stands: part by part, the coordinator last.
-pub(super) async fn carry_out(engine: &Arc<Engine>, partition: &Partition, plan: &str, patience: Patience) -> Carried {
+pub(super) async fn carry_out(
+    engine: &Arc<Engine>,
+    partition: &Partition,
+    plan: &str,
+    carrier: Carrier<'_>,
+    patience: Patience,
+) -> Carried {
     let mut carried = Carried::default();
     loop {
-        match carry_on(engine, partition, plan, patience, &mut carried).await {
+        match carry_on(engine, partition, plan, &carrier, patience, &mut carried).await {
             Ok(true) if !patience.is_over() => {}
             Ok(_) => return carried,
             Err(error) => {
@@ -370,6 +415,7 @@ async fn carry_on(
     engine: &Arc<Engine>,
     partition: &Partition,
     plan: &str,
+    carrier: &Carrier<'_>,
     patience: Patience,
     carried: &mut Carried,
 ) -> Result<bool, StoreError> {
@@ -382,7 +428,14 @@ async fn carry_on(
     match mark.verdict {
         Verdict::Open => return Ok(false),
         Verdict::Decided => {
-            let erased = erase::erase_all(engine, &members, &mark, patience).await;
+            let nothing = Documents::new();
+            let marked = match carrier {
+                Carrier::Decider(marked) => *marked,
+                Carrier::Helper if help(engine, partition, &mark).await? => &nothing,
+                // It was finished since.
+                Carrier::Helper => return Ok(false),
+            };
+            let erased = erase::erase_all(engine, &members, &mark, marked, patience).await;
             super::add(&mut carried.result, erased.result);
             if let Some(error) = erased.trouble {
                 return Err(error);
@@ -406,6 +459,21 @@ async fn carry_on(
     })
     .await?;
     Ok(true)
+}
+
+/// Says that somebody else than the decider erases instances of a plan, before anything is done; `false` where the plan is
+/// finished.
+async fn help(engine: &Engine, coordinator: &Partition, mark: &Deleting) -> Result<bool, StoreError> {
+    if mark.helped {
+        return Ok(true);
+    }
+    rewrite(engine, coordinator, &mark.plan, &[Verdict::Decided], &[], |_, mark| mark.helped = true).await
+}
+
+/// Whether somebody else than the decider of a plan may have erased instances of it.
+pub(super) async fn is_helped(engine: &Engine, mark: &Deleting) -> Result<bool, StoreError> {
+    let theirs = coordinators_mark(engine, mark, engine.deadline()).await?;
+    Ok(theirs.is_none_or(|theirs| theirs.mark.helped))
 }
 
 /// The first part that is still there. Of a plan that was given up, later ones may never have been written.
@@ -559,7 +627,10 @@ pub(crate) async fn recover(
             give_up(engine, &coordinator, &mark.plan).await?;
         }
         Verdict::Decided if id != mark.coordinator => {
-            let erased = erase::erase_all(engine, &[id.to_owned()], &theirs.mark, patience).await;
+            if !help(engine, &coordinator, &theirs.mark).await? {
+                return Ok(true);
+            }
+            let erased = erase::erase_all(engine, &[id.to_owned()], &theirs.mark, &Documents::new(), patience).await;
             return erased.trouble.map_or(Ok(true), Err);
         }
         Verdict::GivenUp if id != mark.coordinator => {
@@ -570,6 +641,6 @@ pub(crate) async fn recover(
         _ if theirs.mark.part < theirs.mark.parts && theirs.due > engine.now() => return Ok(false),
         _ => {}
     }
-    let carried = carry_out(engine, &coordinator, &mark.plan, patience).await;
+    let carried = carry_out(engine, &coordinator, &mark.plan, Carrier::Helper, patience).await;
     carried.trouble.map_or(Ok(true), Err)
 }

@@ -4,41 +4,36 @@
 //! every half a minute, asks for those whose time is over by the present setting, oldest first, and deletes them as a bulk deletion does, each
 //! with its family, if all of it has ended. So a setting that was changed holds for what ended before.
 //!
-//! Invariants: those of deletion. Nothing goes that has not ended, nor a part of a family. A round takes half of the time at most, and every
+//! Invariants: those of deletion. Nothing goes that has not ended, nor a part of a family. A round takes two thirds of the time at most, and every
 //! request of it lets others go first where throughput is short.
 //!
 //! Crash points: those of deletion. What a round has left is found by the next, of whichever process.
 
-use super::{delete, prune, shared};
+use super::{delete, prune, shared, Documents, InstanceRow, WholeRow};
 use crate::{
     engine::Engine,
-    model::{clock::millis, Deleting, Ending, Millis, Partition},
+    model::{clock::millis, Ending, Millis, Partition},
     store::{in_background, queries, StoreError, WriteOutcome},
     turn::{instance_id, release::read_latest},
 };
 use duroxide::PruneOptions;
-use serde::Deserialize;
 use std::{collections::HashSet, sync::Arc, time::Duration};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 /// How often a process thinks of it: a little less often than another's word for it lasts.
 const EVERY: Duration = Duration::from_secs(27);
-/// How long a round takes at most, unless a page of deletions takes longer.
-const ROUND: Duration = Duration::from_secs(25);
+/// How long a round takes at most, unless a page of deletions takes longer: less than another's word for it lasts. Where there is more to do, the
+/// same process begins the next at once.
+const ROUND: Duration = Duration::from_secs(20);
 /// A family that can't go yet is looked at again after that.
 const PUT_OFF: Millis = 10 * 60 * 1_000;
 /// Rows of the query, and so many families go together.
 const PAGE: usize = 1_000;
-
-/// A root that has ended.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Row {
-    instance_id: Partition,
-    #[serde(default)]
-    deleting: Option<Deleting>,
-}
+/// Where so many went, as many may have ended since.
+const MANY: u64 = 100;
+/// How long a round waits at least before it looks again.
+const MIN_PAUSE: Duration = Duration::from_secs(1);
 
 /// Begins a round in the background, if it is this process's turn.
 pub(crate) fn soon(engine: &Arc<Engine>) {
@@ -55,68 +50,107 @@ pub(crate) fn soon(engine: &Arc<Engine>) {
         if !shared::begins(&engine_too, shared::RETENTION).await {
             return;
         }
-        match round(&engine_too).await {
-            Ok(0) => {}
-            Ok(gone) => info!(instances = gone, "deleted what had ended long enough ago"),
-            Err(error) => warn!(%error, "what has ended long enough ago is deleted later"),
+        loop {
+            let round = match in_background(retire_all(&engine_too)).await {
+                Ok(round) => round,
+                Err(error) => return warn!(%error, "what has ended long enough ago is deleted later"),
+            };
+            if round.gone > 0 {
+                info!(instances = round.gone, "deleted what had ended long enough ago");
+            }
+            if !round.has_more || engine_too.stopping.is_cancelled() {
+                return;
+            }
+            *last = Some(Instant::now());
+            shared::goes_on(&engine_too, shared::RETENTION).await;
         }
     });
 }
 
 /// Deletes what has ended long enough ago; how many instances. All of it lets others go first.
 pub(crate) async fn round(engine: &Arc<Engine>) -> Result<u64, StoreError> {
-    in_background(retire_all(engine)).await
+    Ok(in_background(retire_all(engine)).await?.gone)
 }
 
-async fn retire_all(engine: &Arc<Engine>) -> Result<u64, StoreError> {
+/// What a round has come to, or a page of it.
+struct Retired {
+    gone: u64,
+    /// Whether another look is worth its while.
+    has_more: bool,
+}
+
+async fn retire_all(engine: &Arc<Engine>) -> Result<Retired, StoreError> {
     let setting = engine.config.retention();
     let ways = [
         (Ending::Completed, setting.completed()),
         (Ending::Failed, setting.failed()),
         (Ending::Cancelled, setting.cancelled()),
     ];
+    let mut ways: Vec<Way> = ways.into_iter().filter_map(|(ending, age)| Some(Way::new(ending, age?))).collect();
     let (begun, mut gone) = (Instant::now(), 0);
-    for (ending, age) in ways {
-        if let Some(age) = age {
-            gone += retire(engine, ending, millis(age), begun).await?;
+    loop {
+        let page = Instant::now();
+        let mut left = Vec::new();
+        // One that has much to do does not keep the others waiting.
+        for mut way in ways {
+            let page = way.retire_page(engine).await?;
+            gone += page.gone;
+            if page.has_more {
+                left.push(way);
+            }
+        }
+        ways = left;
+        if ways.is_empty() {
+            return Ok(Retired { gone, has_more: false });
+        }
+        // A third of the time is without it, and a few are not worth a look.
+        tokio::time::sleep((page.elapsed() / 2).max(MIN_PAUSE)).await;
+        if begun.elapsed() >= ROUND || engine.stopping.is_cancelled() {
+            return Ok(Retired { gone, has_more: true });
         }
     }
-    Ok(gone)
 }
 
-/// Deletes those that have ended in one way, page by page.
-async fn retire(engine: &Arc<Engine>, ending: Ending, age: Millis, begun: Instant) -> Result<u64, StoreError> {
-    let (mut gone, mut tried) = (0, HashSet::new());
-    while begun.elapsed() < ROUND && !engine.stopping.is_cancelled() {
-        let page = Instant::now();
-        let before = engine.now().saturating_sub(age);
-        let statement = queries::ENDED.statement().bind("@from", ending.at(0)).bind("@to", ending.at(before));
-        let rows: Vec<Row> = engine.store.query_container(statement, engine.deadline()).await?;
-        let is_last = rows.len() < PAGE;
-        let (again, new): (Vec<Row>, Vec<Row>) = rows.into_iter().partition(|row| tried.contains(&row.instance_id));
-        for row in again {
-            put_off(engine, &row, ending, before).await?;
+/// Those that have ended in one way, in a round.
+struct Way {
+    ending: Ending,
+    age: Millis,
+    /// Which this round has tried to delete.
+    tried: HashSet<Partition>,
+}
+
+impl Way {
+    fn new(ending: Ending, age: Duration) -> Self {
+        Self { ending, age: millis(age), tried: HashSet::new() }
+    }
+
+    /// Deletes those that ended first.
+    async fn retire_page(&mut self, engine: &Arc<Engine>) -> Result<Retired, StoreError> {
+        let before = engine.now().saturating_sub(self.age);
+        let (from, to) = (self.ending.at(0), self.ending.at(before));
+        let statement = queries::ENDED.statement().bind("@from", from).bind("@to", to);
+        let rows: Vec<WholeRow> = engine.store.query_container(statement, engine.deadline()).await?;
+        let is_full = rows.len() >= PAGE;
+        let (again, new): (Vec<WholeRow>, Vec<WholeRow>) =
+            rows.into_iter().partition(|whole| self.tried.contains(&whole.row.instance_id));
+        for whole in again {
+            put_off(engine, &whole.row, self.ending, before).await?;
         }
         if new.is_empty() {
-            return Ok(gone);
+            return Ok(Retired { gone: 0, has_more: is_full });
         }
-        let roots: Vec<String> =
-            new.iter().filter_map(|row| row.instance_id.instance_id().map(ToOwned::to_owned)).collect();
-        let bulk = delete::delete_families(engine, &roots, false).await;
-        gone += bulk.result.instances_deleted;
-        debug!(families = roots.len(), instances = bulk.result.instances_deleted, "a page of what has ended");
-        tried.extend(new.into_iter().map(|row| row.instance_id));
-        if is_last && tried.len() == roots.len() && bulk.is_whole() {
-            return Ok(gone);
-        }
-        // Others have as much of the time.
-        tokio::time::sleep(page.elapsed()).await;
+        let roots: Vec<String> = new.iter().filter_map(|whole| whole.row.id()).collect();
+        self.tried.extend(new.iter().map(|whole| whole.row.instance_id.clone()));
+        let seen: Documents = new.into_iter().filter_map(|whole| whole.row.id().zip(whole.document)).collect();
+        let bulk = delete::delete_families(engine, &roots, seen, false).await;
+        let gone = bulk.result.instances_deleted;
+        debug!(families = roots.len(), instances = gone, "a page of what has ended");
+        Ok(Retired { gone, has_more: is_full || gone >= MANY || !bulk.is_whole() })
     }
-    Ok(gone)
 }
 
 /// A family that could not go, since a member of it runs: it makes room for those behind it.
-async fn put_off(engine: &Arc<Engine>, row: &Row, ending: Ending, before: Millis) -> Result<(), StoreError> {
+async fn put_off(engine: &Arc<Engine>, row: &InstanceRow, ending: Ending, before: Millis) -> Result<(), StoreError> {
     if row.deleting.is_some() {
         // A deletion that is under way, or was left half-way, is finished by whoever meets it.
         return Ok(());

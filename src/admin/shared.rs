@@ -41,6 +41,13 @@ pub(crate) async fn begins(engine: &Engine, question: Question) -> bool {
     true
 }
 
+/// Says that this process still does it.
+pub(crate) async fn goes_on(engine: &Engine, question: Question) {
+    if engine.dispatch.shares_the_container() {
+        keep(engine, question, true).await;
+    }
+}
+
 /// What another process has worked out lately, or what `work_out` says.
 pub(crate) async fn ask<T, E, W>(engine: &Engine, question: Question, work_out: W) -> Result<Answer<T>, E>
 where

@@ -224,6 +224,9 @@ pub(crate) struct Deleting {
     pub(crate) parts: usize,
     #[serde(default)]
     pub(crate) part: usize,
+    /// In the coordinator only: whether anybody but the one who decided the plan may have erased instances of it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) helped: bool,
 }
 
 /// What became of the plan of a deletion.

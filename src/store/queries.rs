@@ -295,10 +295,10 @@ pub(crate) const INSTANCES_TO_CLEAN: QueryText = QueryText {
            WHERE c.type = 'instance' AND IS_DEFINED(c.status) ORDER BY c.createdAt",
 };
 
-/// Roots that have ended in one way by some time, those that did so first, first. Index: `type`, `ended`.
+/// Roots that have ended in one way by some time, those that did so first, first, whole: a mark needs no read before it. Index: `type`, `ended`.
 pub(crate) const ENDED: QueryText = QueryText {
     name: "ended",
-    text: "SELECT TOP 1000 c.instanceId, c.deleting FROM c \
+    text: "SELECT TOP 1000 * FROM c \
            WHERE c.type = 'instance' AND c.ended >= @from AND c.ended < @to ORDER BY c.ended",
 };
 
@@ -307,6 +307,12 @@ pub(crate) const CHILDREN: QueryText = QueryText {
     name: "children",
     text: "SELECT c.instanceId, c.deleting, c.status, c.parent FROM c \
            WHERE c.type = 'instance' AND ARRAY_CONTAINS(@parents, c.parent)",
+};
+
+/// The same, whole. Index: `type`, `parent`.
+pub(crate) const WHOLE_CHILDREN: QueryText = QueryText {
+    name: "whole_children",
+    text: "SELECT * FROM c WHERE c.type = 'instance' AND ARRAY_CONTAINS(@parents, c.parent)",
 };
 
 /// Instances whose figures the counters don't hold yet. Index: `type`, `tally`.
@@ -387,6 +393,7 @@ pub(crate) const ALL: &[QueryText] = &[
     INSTANCES_BY_STATUS,
     INSTANCES_TO_CLEAN,
     CHILDREN,
+    WHOLE_CHILDREN,
     OPEN_INSTANCES,
     FINISHED_INSTANCES,
     MESSAGE_DEPTH,
