@@ -1,7 +1,10 @@
-//! What the provider must know of duroxide's work items: whose they are, and when they become visible.
+//! What the provider must know of duroxide's work items and events: whose they are, when they become visible, what they schedule.
 
 use super::Millis;
-use duroxide::providers::WorkItem;
+use duroxide::{providers::WorkItem, Event, EventKind};
+
+/// The event that poisons an execution has this id, whatever is before it.
+pub(crate) const POISON_EVENT_ID: u64 = 99_999;
 
 /// The instance whose queue an orchestrator message goes to; nothing for an activity.
 pub(crate) fn target(item: &WorkItem) -> Option<&str> {
@@ -32,6 +35,20 @@ pub(crate) fn visible_at(item: &WorkItem, now: Millis) -> Millis {
         WorkItem::TimerFired { fire_at_ms, .. } => *fire_at_ms,
         _ => now,
     }
+}
+
+/// The activity that an event has scheduled.
+pub(crate) fn scheduled(instance: &str, execution: u64, event: &Event) -> Option<WorkItem> {
+    let EventKind::ActivityScheduled { name, input, session_id, tag } = &event.kind else { return None };
+    Some(WorkItem::ActivityExecute {
+        instance: instance.to_owned(),
+        execution_id: execution,
+        id: event.event_id,
+        name: name.clone(),
+        input: input.clone(),
+        session_id: session_id.clone(),
+        tag: tag.clone(),
+    })
 }
 
 /// A short name for logs and error messages.

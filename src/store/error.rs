@@ -84,6 +84,10 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    pub(crate) fn unwritable(error: serde_json::Error) -> Self {
+        Self::Malformed { detail: format!("a work item can't be written as JSON: {error}") }
+    }
+
     /// Whether the same call may succeed later.
     pub fn is_passing(&self) -> bool {
         matches!(self, Self::Unavailable { .. } | Self::OutcomeUnknown { .. })

@@ -16,8 +16,6 @@ use duroxide::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The id of the event that poisons an execution; a second poisoning sends it again.
-const POISON_EVENT_ID: u64 = 99_999;
 /// Events are put together up to this size, so that a history document stays well below the limit.
 const HISTORY_BYTES: usize = 1024 * 1024;
 /// A new execution remembers so many of the messages from outside that were consumed last before it.
@@ -198,7 +196,7 @@ impl Planner<'_> {
         for event in &ack.events {
             // Which events an execution of the past has is not known here: its history is appended to unseen.
             let new = ack.execution != document.execution || document.events.insert(event.event_id);
-            if !new && event.event_id == POISON_EVENT_ID {
+            if !new && event.event_id == item::POISON_EVENT_ID {
                 continue;
             }
             if !new {
@@ -389,7 +387,8 @@ impl Planner<'_> {
             let partition = Partition::instance(instance).map_err(|e| Unplannable::Target(e.to_string()))?;
             let id = WorkDocument::scheduled_id(*execution_id, *id);
             let seq = self.engine.sequencer.next();
-            let (mut work, payload) = WorkDocument::new(partition, id, work_item, seq, self.now).map_err(unwritable)?;
+            let (mut work, payload) =
+                WorkDocument::new(partition, id, work_item, seq, self.now).map_err(StoreError::unwritable)?;
             work.by = self.engine.dispatch.knows_turns();
             handed.lock(&mut work);
             if let Some(payload) = payload {
@@ -409,8 +408,8 @@ impl Planner<'_> {
             let key = format!("{}:{position}", self.token);
             let due = item::visible_at(work_item, self.now);
             let seq = self.engine.sequencer.next();
-            let mut message =
-                MessageDocument::new(target.clone(), &key, work_item, seq, self.now, due).map_err(unwritable)?;
+            let mut message = MessageDocument::new(target.clone(), &key, work_item, seq, self.now, due)
+                .map_err(StoreError::unwritable)?;
             message.by = self.engine.dispatch.knows_turns();
             let name = || format!("the message {} for {instance:?}", item::kind(work_item));
             if &target == self.partition {
@@ -420,7 +419,7 @@ impl Planner<'_> {
             message.delivered = true;
             // A start says who sent it, so that its end is told to nobody else; other messages say whom they are for.
             message.born = if message.starts { Some(sender.born.clone()) } else { sender.born_of(instance) };
-            let document = serde_json::to_value(&message).map_err(unwritable)?;
+            let document = serde_json::to_value(&message).map_err(StoreError::unwritable)?;
             let takeover = self.engine.clock.after(self.engine.config.reconciler_age_threshold());
             let intent =
                 IntentDocument::new(self.partition.clone(), target, self.token, position, document, self.now, takeover);
@@ -465,23 +464,9 @@ impl Planner<'_> {
 /// Whether an activity was scheduled with an input that has a document of its own: its event tells.
 fn has_payload(state: &TurnState, fresh: &[Event], activity: &ScheduledActivityIdentifier) -> bool {
     let history = state.contents.iter().flat_map(|contents| contents.history.iter()).chain(fresh);
-    let scheduled =
-        history.filter(|event| event.event_id == activity.activity_id).find_map(|event| match &event.kind {
-            EventKind::ActivityScheduled { name, input, session_id, tag } => Some(WorkItem::ActivityExecute {
-                instance: activity.instance.clone(),
-                execution_id: activity.execution_id,
-                id: activity.activity_id,
-                name: name.clone(),
-                input: input.clone(),
-                session_id: session_id.clone(),
-                tag: tag.clone(),
-            }),
-            _ => None,
-        });
+    let scheduled = history
+        .filter(|event| event.event_id == activity.activity_id)
+        .find_map(|event| item::scheduled(&activity.instance, activity.execution_id, event));
     let text = scheduled.and_then(|item| serde_json::to_string(&item).ok());
     text.is_some_and(|text| !WorkDocument::is_inline(&text))
-}
-
-fn unwritable(error: serde_json::Error) -> StoreError {
-    StoreError::Malformed { detail: format!("a work item can't be written as JSON: {error}") }
 }

@@ -5,7 +5,7 @@ use super::{
     lateness, rebuild, Finding, Member, Reason, Remedy,
 };
 use crate::model::{
-    kind, status, DocumentId, EventSet, InstanceDocument, IntentDocument, Lock, Millis, Rolling, StagedDocument,
+    item, kind, status, DocumentId, EventSet, InstanceDocument, IntentDocument, Lock, Millis, Rolling, StagedDocument,
     Staging, WorkDocument,
 };
 use azure_core::http::Etag;
@@ -322,7 +322,7 @@ fn lost_activity(chart: &Chart, instance: &str, execution: u64, event: &Event, f
     let id = event.event_id;
     let work_id = WorkDocument::scheduled_id(execution, id);
     let payload_id = WorkDocument::payload_id(&work_id);
-    let Some(item) = activity_of(instance, execution, event) else { return };
+    let Some(item) = item::scheduled(instance, execution, event) else { return };
     let told = chart.items().any(|item| match item {
         WorkItem::ActivityCompleted { execution_id, id: of, .. }
         | WorkItem::ActivityFailed { execution_id, id: of, .. } => (*execution_id, *of) == (execution, id),
@@ -414,20 +414,6 @@ fn lost_end(chart: &Chart, parent: &InstanceDocument, id: u64, child: &Child, en
     };
     let detail = format!("child {name:?} (event {id}) has ended, and nobody tells");
     lost_and_found(chart, Reason::LostEnd, id, detail, "tell how it has ended", Mend::Tell(item), findings);
-}
-
-/// The activity that an event has scheduled.
-fn activity_of(instance: &str, execution: u64, event: &Event) -> Option<WorkItem> {
-    let EventKind::ActivityScheduled { name, input, session_id, tag } = &event.kind else { return None };
-    Some(WorkItem::ActivityExecute {
-        instance: instance.to_owned(),
-        execution_id: execution,
-        id: event.event_id,
-        name: name.clone(),
-        input: input.clone(),
-        session_id: session_id.clone(),
-        tag: tag.clone(),
-    })
 }
 
 /// The message that starts the execution after one that continued as new.

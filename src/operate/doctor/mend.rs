@@ -242,8 +242,8 @@ impl Drafter<'_> {
         let work_id = WorkDocument::scheduled_id(*execution_id, *id);
         let seq = self.engine.sequencer.next();
         let partition = self.chart.partition.clone();
-        let (work, payload) =
-            WorkDocument::new(partition, work_id.clone(), item, seq, self.engine.now()).map_err(unwritable)?;
+        let (work, payload) = WorkDocument::new(partition, work_id.clone(), item, seq, self.engine.now())
+            .map_err(StoreError::unwritable)?;
         let illegible = self.chart.unreadable.iter().find(|illegible| illegible.id == work_id.as_str());
         let seen = self.chart.work.get(&work_id).map(|(_, etag)| etag).or(illegible.map(|illegible| &illegible.etag));
         let mut operations = vec![match seen {
@@ -266,7 +266,7 @@ impl Drafter<'_> {
         let (key, seq) = (self.key(), self.engine.sequencer.next());
         let partition = self.chart.partition.clone();
         let due = item::visible_at(item, now);
-        let message = MessageDocument::new(partition, &key, item, seq, now, due).map_err(unwritable)?;
+        let message = MessageDocument::new(partition, &key, item, seq, now, due).map_err(StoreError::unwritable)?;
         Operation::create(&message)
     }
 
@@ -274,10 +274,11 @@ impl Drafter<'_> {
         let (key, seq) = (self.key(), self.engine.sequencer.next());
         let target = Partition::instance(item::target(item).unwrap_or_default())
             .map_err(|e| StoreError::Malformed { detail: e.to_string() })?;
-        let mut message = MessageDocument::new(target.clone(), &key, item, seq, now, now).map_err(unwritable)?;
+        let mut message =
+            MessageDocument::new(target.clone(), &key, item, seq, now, now).map_err(StoreError::unwritable)?;
         message.delivered = true;
         message.born = Some(sender.born.clone());
-        let document = serde_json::to_value(&message).map_err(unwritable)?;
+        let document = serde_json::to_value(&message).map_err(StoreError::unwritable)?;
         let takeover = self.engine.clock.after(self.engine.config.reconciler_age_threshold());
         let partition = self.chart.partition.clone();
         let intent = IntentDocument::new(partition, target, &self.token, self.count, document, now, takeover);
@@ -300,8 +301,4 @@ impl Drafter<'_> {
         let events = load::events(documents).map_err(|detail| StoreError::Malformed { detail })?;
         Ok(events.0)
     }
-}
-
-fn unwritable(error: serde_json::Error) -> StoreError {
-    StoreError::Malformed { detail: format!("a work item can't be written as JSON: {error}") }
 }

@@ -5,7 +5,7 @@ use super::{
     findings::custom_status,
 };
 use crate::model::{
-    kind, status, Ending, EventSet, ExecutionDocument, InstanceDocument, Millis, Partition, Sealed, Totals,
+    item, kind, status, Ending, EventSet, ExecutionDocument, InstanceDocument, Millis, Partition, Sealed, Totals,
     WorkDocument,
 };
 use duroxide::{providers::WorkItem, Event, EventKind};
@@ -46,12 +46,9 @@ pub(super) fn execution(partition: &Partition, execution: u64, events: &[Event])
     past
 }
 
-/// The event that poisons an execution has this id, whatever is before it.
-const POISON: u64 = 99_999;
-
 /// Whether there may be more of the history than was seen; how that is known.
 fn lacks(chart: &Chart, events: &[Event]) -> Option<String> {
-    let ids: Vec<u64> = events.iter().map(|event| event.event_id).filter(|id| *id != POISON).collect();
+    let ids: Vec<u64> = events.iter().map(|event| event.event_id).filter(|id| *id != item::POISON_EVENT_ID).collect();
     let last = ids.len() as u64;
     if ids.iter().copied().ne(1..=last) {
         return Some(format!("the history has gaps: {last} events up to {}", ids.last().copied().unwrap_or(0)));
