@@ -12,7 +12,7 @@ use scene::*;
 use serde_json::json;
 use std::{
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 fn figures(metrics: &SystemMetrics) -> (u64, u64, u64, u64, u64, u64) {
@@ -70,6 +70,14 @@ async fn quiet_down(scene: &Scene) {
     while before != scene.account.stats().total().requests {
         before = scene.account.stats().total().requests;
         tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+}
+
+/// Waits until the last who has sealed has said nothing for a while, and looks no more.
+async fn nobody_seals(scene: &Scene) {
+    let is_over = |until: u64| SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64 > until;
+    while !scene.partition("$d:metrics").await[0]["sealer"]["until"].as_u64().is_none_or(is_over) {
+        tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
 
@@ -277,6 +285,35 @@ async fn overtaken_at(request: u64, meanwhile: Meanwhile) -> bool {
         assert!(scene.partition(&instance).await.is_empty(), "{instance}");
     }
     was_held
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_note_whose_answer_was_lost_and_that_another_has_settled_is_not_made_again() {
+    const COUNT: usize = 52;
+    let (scene, b) = finished(COUNT).await;
+    sealed(&scene, &b, COUNT as u64).await;
+    nobody_seals(&scene).await;
+    let a = scene.provider("a").await;
+    let gate = Gate::new();
+    let note =
+        |action| WireRule::new(action).client("a").on(RequestKind::Replace).matching(|r| goes_to(r, "$d:metrics"));
+    let lost = scene.account.wire().add(note(WireAction::LoseAnswer).times(1));
+    scene.account.wire().add(note(WireAction::HoldBefore(gate.clone())));
+    let going: Vec<String> = (0..20).map(|n| format!("i{n}")).collect();
+    let names = going.clone();
+    let deletion = tokio::spawn(async move { admin(&a).delete_instances_atomic(&names, false).await });
+    gate.reached().await;
+    assert_eq!(lost.hits(), 1, "it repeats what was done");
+    let noted = scene.partition("$d:metrics").await.pop().unwrap();
+    assert!(noted["sealing"].as_object().is_some_and(|note| note.len() >= 19), "{noted}");
+    // Who has something to seal settles what is in the note.
+    finish(&b, "j0", None).await;
+    scene.copy("j0", (1..COUNT).map(|n| format!("j{n}"))).await;
+    let left = 2 * COUNT as u64 - 20;
+    sealed(&scene, &b, left).await;
+    gate.open();
+    deletion.await.unwrap().unwrap();
+    assert_eq!(figures(&admin(&b).get_system_metrics().await.unwrap()), completed_only(left));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,5 +1,7 @@
 //! A world: drawn from its number, played until everybody has what they wanted, and audited.
 
+mod heirs;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -397,7 +399,8 @@ impl World {
         }
         self.until_nothing_is_left()?;
         self.shut_down()?;
-        self.audit(true)
+        self.audit(true)?;
+        self.take_everything_away()
     }
 
     /// One step of time for everybody, in an order of its own.

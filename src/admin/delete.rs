@@ -30,11 +30,14 @@ const GROUPS: usize = 4;
 /// What keeps a set from being deleted: an instance of it, or something else.
 struct Obstacle {
     instance: Option<String>,
+    /// Whether that is since the instance runs.
+    runs: bool,
     error: ProviderError,
 }
 
 impl Obstacle {
     fn at(instance: String, unmarked: Unmarked) -> Self {
+        let runs = matches!(unmarked, Unmarked::Running);
         let error = match unmarked {
             Unmarked::Store(error) => error.into_provider_error(OPERATION),
             Unmarked::Running => ProviderError::permanent(
@@ -43,8 +46,14 @@ impl Obstacle {
                     "Instance {instance} is still running. Use force=true to delete it anyway, or cancel it first."
                 ),
             ),
+            Unmarked::Changed => ProviderError::retryable(
+                OPERATION,
+                format!(
+                    "Instance {instance} is not as it was found: it has ended again, or is another one of that name."
+                ),
+            ),
         };
-        Self { instance: Some(instance), error }
+        Self { instance: Some(instance), runs, error }
     }
 
     fn orphan(parent: Option<String>, orphan: &str) -> Self {
@@ -54,13 +63,13 @@ impl Obstacle {
                 "Deleting would orphan the sub-orchestration {orphan}: it is not in the set. Ask for the tree again."
             ),
         );
-        Self { instance: parent, error }
+        Self { instance: parent, runs: false, error }
     }
 }
 
 impl From<StoreError> for Obstacle {
     fn from(error: StoreError) -> Self {
-        Self { instance: None, error: error.into_provider_error(OPERATION) }
+        Self { instance: None, runs: false, error: error.into_provider_error(OPERATION) }
     }
 }
 
@@ -102,7 +111,7 @@ async fn delete_set(
 ) -> Result<Carried, Vec<Obstacle>> {
     let mut set: HashSet<&str> = HashSet::with_capacity(ids.len());
     let unique: Vec<String> = ids.iter().filter(|id| set.insert(id)).cloned().collect();
-    let begun = Plan::begin(engine, &unique, force).await;
+    let begun = Plan::begin(engine, &unique, &seen, force).await;
     let begun = begun.map_err(|(id, unmarked)| vec![Obstacle::at(id, unmarked)])?;
     let Some((mut plan, others)) = begun else { return Ok(Carried::default()) };
     let obstacles = prepare(engine, &mut plan, &others, seen, &unique, &set).await;
@@ -175,7 +184,8 @@ pub(crate) async fn delete_tree(
             format!("Cannot delete sub-orchestration {id} directly. Delete root instance instead."),
         ));
     }
-    let inspect::Forest { mut trees, seen } = inspect::forest(engine, &[id.to_owned()]).await.map_err(failed)?;
+    let mut seen = Documents::new();
+    let mut trees = inspect::forest(engine, &[id.to_owned()], Some(&mut seen)).await.map_err(failed)?;
     delete_seen(engine, &trees.swap_remove(0), seen, force).await
 }
 
@@ -222,6 +232,8 @@ pub(crate) async fn delete_bulk(
 #[derive(Default)]
 pub(super) struct Bulk {
     pub(super) result: DeleteInstanceResult,
+    /// Roots of trees that were left out since a member runs.
+    pub(super) running: Vec<String>,
     failures: Failures,
 }
 
@@ -240,6 +252,7 @@ impl Bulk {
 
     fn add(&mut self, more: Self) {
         super::add(&mut self.result, more.result);
+        self.running.extend(more.running);
         if let Some(error) = more.failures.first {
             self.failures.first.get_or_insert(error);
         }
@@ -263,11 +276,8 @@ pub(super) async fn delete_families(engine: &Arc<Engine>, roots: &[String], mut 
 /// Deletes some roots with their trees, as many in one set as make a small one: a set costs a few requests of its own.
 async fn delete_roots(engine: &Arc<Engine>, roots: &[String], mut seen: Documents, force: bool) -> Bulk {
     let mut bulk = Bulk::default();
-    let trees = match inspect::forest(engine, roots).await {
-        Ok(forest) => {
-            seen.extend(forest.seen);
-            forest.trees
-        }
+    let trees = match inspect::forest(engine, roots, Some(&mut seen)).await {
+        Ok(trees) => trees,
         Err(error) => {
             bulk.failures.note(&roots[0], error.into_provider_error("delete_instance_bulk"));
             return bulk;
@@ -279,6 +289,7 @@ async fn delete_roots(engine: &Arc<Engine>, roots: &[String], mut seen: Document
         if let Some(running) = tree.iter().find(runs).filter(|_| !force) {
             let obstacle = Obstacle::at(running.clone(), Unmarked::Running);
             bulk.failures.note(running, obstacle.error);
+            bulk.running.push(tree[0].clone());
             continue;
         }
         let size: usize = set.iter().map(Vec::len).sum();
@@ -308,10 +319,20 @@ async fn delete_trees(
             Err(obstacles) => obstacles,
         };
         let blocked: HashSet<String> = obstacles.iter().filter_map(|obstacle| obstacle.instance.clone()).collect();
+        let running: HashSet<&String> = obstacles
+            .iter()
+            .filter(|obstacle| obstacle.runs)
+            .filter_map(|obstacle| obstacle.instance.as_ref())
+            .collect();
         let before = trees.len();
-        trees.retain(|tree| !tree.iter().any(|id| blocked.contains(id)));
+        trees.retain(|tree| {
+            if tree.iter().any(|id| running.contains(id)) {
+                bulk.running.push(tree[0].clone());
+            }
+            !tree.iter().any(|id| blocked.contains(id))
+        });
         let nothing_told = trees.len() == before;
-        for Obstacle { instance, error } in obstacles {
+        for Obstacle { instance, error, .. } in obstacles {
             bulk.failures.note(instance.as_deref().unwrap_or_default(), error);
         }
         if nothing_told {

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     engine::Engine,
-    model::{kind, Deleting, DocumentId, InstanceDocument, MessageDocument, Millis, Partition},
+    model::{kind, Deleting, DocumentId, InstanceDocument, MessageDocument, Millis, Partition, Sealed},
     store::{batch::MAX_OPERATIONS, queries, BatchOutcome, Operation, StoreError, Versioned},
     turn::instance_id,
 };
@@ -23,7 +23,7 @@ use azure_core::http::Etag;
 use duroxide::providers::DeleteInstanceResult;
 use futures::{stream, StreamExt};
 use serde::Deserialize;
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 use tracing::debug;
 
 /// What became of some instances that were to be erased.
@@ -55,15 +55,18 @@ pub(super) async fn erase_all(
         .map(|found| async move {
             let partition = found.document.instance_id.clone();
             let mut result = DeleteInstanceResult::default();
-            let outcome = erase(engine, found, verdict, patience, &mut result).await;
-            (partition, result, outcome)
+            let mut noted = None;
+            let outcome = erase(engine, found, verdict, patience, &mut noted, &mut result).await;
+            (partition, noted, result, outcome)
         })
         .buffer_unordered(CONCURRENCY);
-    let mut gone = Vec::new();
-    while let Some((partition, result, outcome)) = erasing.next().await {
+    let mut gone = HashMap::new();
+    while let Some((partition, noted, result, outcome)) = erasing.next().await {
         super::add(&mut erased.result, result);
         match outcome {
-            Ok(true) => gone.push(partition),
+            Ok(true) => {
+                gone.insert(partition, noted);
+            }
             Ok(false) => erased.whole = false,
             Err(error) => {
                 erased.whole = false;
@@ -113,17 +116,22 @@ impl Row {
         self.is_message() && self.due == Some(MessageDocument::PARKED)
     }
 
+    fn is_of_a_queue(&self) -> bool {
+        self.is_queued() || self.kind == kind::PAYLOAD
+    }
+
     fn is_queued(&self) -> bool {
         matches!(self.kind.as_str(), kind::MESSAGE | kind::WORK)
     }
 }
 
-/// Empties one partition; whether nothing is left.
+/// Empties one partition; whether nothing is left. `noted` is what the counters have been told that they hold of it.
 async fn erase(
     engine: &Arc<Engine>,
     found: Versioned<InstanceDocument>,
     verdict: &Deleting,
     patience: Patience,
+    noted: &mut Option<Sealed>,
     result: &mut DeleteInstanceResult,
 ) -> Result<bool, StoreError> {
     let partition = found.document.instance_id.clone();
@@ -138,6 +146,7 @@ async fn erase(
         };
         engine.cache.forget(&partition);
         let Some(found) = found else { return Ok(true) };
+        noted.clone_from(&found.document.sealed);
         match empty(engine, &found, &verdict.before, patience, result).await? {
             Emptied::Wholly => {
                 result.instances_deleted = u64::from(found.document.exists());
@@ -225,13 +234,14 @@ async fn delete_with(
     Ok(deleted)
 }
 
-/// Deletes messages that came between the last look and the end, unless there is a new instance, which they may be for.
+/// Deletes messages and activities that came between the last look and the end, or that it did not show, unless there is a new instance, which
+/// they may be for.
 async fn sweep_late(engine: &Engine, partition: &Partition, before: &str) -> Result<(), StoreError> {
     let rows = contents(engine, partition).await?;
     if rows.iter().any(|row| row.kind == kind::INSTANCE) {
         return Ok(());
     }
-    let late = rows.into_iter().filter(|row| row.is_message() && !row.is_for_the_next(before));
+    let late = rows.into_iter().filter(|row| row.is_of_a_queue() && !row.is_for_the_next(before));
     remove(engine, partition, &late.map(|row| (row.id, row.etag)).collect::<Vec<_>>()).await
 }
 

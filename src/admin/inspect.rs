@@ -304,20 +304,17 @@ pub(super) const PARENTS: usize = 200;
 
 /// An instance with all that descend from it, parents before children, each once.
 pub(crate) async fn tree(engine: &Arc<Engine>, root: &str) -> Result<Vec<String>, StoreError> {
-    let mut forest = forest(engine, &[root.to_owned()]).await?;
-    Ok(forest.trees.pop().unwrap_or_default())
+    let mut trees = forest(engine, &[root.to_owned()], None).await?;
+    Ok(trees.pop().unwrap_or_default())
 }
 
-/// Some trees, each with its root first and parents before their children.
-pub(super) struct Forest {
-    pub(super) trees: Vec<Vec<String>>,
-    /// The descendants, as they were found.
-    pub(super) seen: Documents,
-}
-
-/// Several roots, each with all that descend from it. A generation of all of them is asked for at once.
-pub(super) async fn forest(engine: &Arc<Engine>, roots: &[String]) -> Result<Forest, StoreError> {
-    let mut seen = Documents::new();
+/// Several roots, each with all that descend from it, parents before children. A generation of all of them is asked for at once. What is `seen`
+/// of the descendants is told, of the first of them.
+pub(super) async fn forest(
+    engine: &Arc<Engine>,
+    roots: &[String],
+    mut seen: Option<&mut Documents>,
+) -> Result<Vec<Vec<String>>, StoreError> {
     let mut trees: Vec<Vec<String>> = roots.iter().map(|root| vec![root.clone()]).collect();
     let mut tree_of: HashMap<String, usize> =
         roots.iter().enumerate().map(|(tree, root)| (root.clone(), tree)).collect();
@@ -325,7 +322,11 @@ pub(super) async fn forest(engine: &Arc<Engine>, roots: &[String]) -> Result<For
     while !generation.is_empty() {
         let mut next = Vec::new();
         for parents in names_in_questions(&generation, PARENTS) {
-            for row in whole_children(engine, parents, &mut seen).await? {
+            let children = match &mut seen {
+                Some(seen) => whole_children(engine, parents, seen).await?,
+                None => children(engine, parents, engine.deadline()).await?,
+            };
+            for row in children {
                 let Some((id, parent)) = row.id().zip(row.parent) else { continue };
                 let Some(tree) = tree_of.get(&parent).copied().filter(|_| !tree_of.contains_key(&id)) else { continue };
                 tree_of.insert(id.clone(), tree);
@@ -335,7 +336,7 @@ pub(super) async fn forest(engine: &Arc<Engine>, roots: &[String]) -> Result<For
         }
         generation = next;
     }
-    Ok(Forest { trees, seen })
+    Ok(trees)
 }
 
 /// The children of some instances, with their documents.
@@ -345,11 +346,14 @@ async fn whole_children(
     seen: &mut Documents,
 ) -> Result<Vec<InstanceRow>, StoreError> {
     let statement = queries::WHOLE_CHILDREN.statement().bind("@parents", parents);
-    let found: Vec<WholeRow> = engine.store.query_container(statement, engine.deadline()).await?;
-    let mut rows = Vec::with_capacity(found.len());
-    for WholeRow { row, document } in found {
-        seen.extend(row.id().zip(document));
-        rows.push(row);
+    let mut pages = engine.store.container_pages(statement, Patience::PerPage(engine.config.operation_timeout()))?;
+    let mut rows = Vec::new();
+    while let Some(page) = pages.next().await? {
+        let page: Vec<WholeRow> = page;
+        for WholeRow { row, document } in page {
+            seen.extend(row.id().zip(document).filter(|_| seen.len() < plan::KNOWN));
+            rows.push(row);
+        }
     }
     visible(engine, rows, engine.deadline()).await
 }

@@ -18,7 +18,7 @@ use crate::{
     model::{
         clock::millis, status, CountersDocument, Deleting, InstanceDocument, Lock, Partition, Sealed, Sealing, Totals,
     },
-    store::{queries, Deadline, Freshness, StoreError, Versioned, WriteOutcome},
+    store::{queries, Applied, Deadline, Freshness, StoreError, Versioned, WriteOutcome},
     turn::{instance_id, release::read_latest},
 };
 use azure_core::http::Etag;
@@ -404,19 +404,40 @@ pub(super) async fn note_leaving(
     marked: &Documents,
 ) -> Result<Vec<Versioned<InstanceDocument>>, StoreError> {
     let _alone = engine.counting.lock().await;
+    let (mut marked, nothing) = (marked, Documents::new());
     loop {
         let counters = read_counters(engine, engine.deadline()).await?;
         let leaving = leaving(engine, partitions, verdict, marked).await?;
         let Some(Versioned { document, etag }) = counters else { return Ok(leaving) };
         let (next, full) = noted(&document, &leaving);
-        if full {
-            settle(engine, document.sealing).await?;
+        let contested = contested(&document, &leaving);
+        if full || !contested.is_empty() {
+            settle(engine, if full { document.sealing } else { contested }).await?;
+            marked = &nothing;
             continue;
         }
-        if next.sealing == document.sealing || write_counters(engine, next, &etag).await?.is_some() {
+        if next.sealing == document.sealing {
             return Ok(leaving);
         }
+        let (partition, id, deadline) = (&next.instance_id, &next.id, engine.deadline());
+        match engine.store.replace_noting_repeats(partition, id, &next, Some(&etag), deadline).await? {
+            (WriteOutcome::Done(_), _) => return Ok(leaving),
+            (WriteOutcome::Refused(_), Applied::No) => {}
+            // Our note may have been there, and others may have settled it.
+            (WriteOutcome::Refused(_), _) => marked = &nothing,
+        }
     }
+}
+
+/// Seals in the note that some of the leaving can still take, of which the counters hold something: they are taken first, since a note that they
+/// leave is in their place.
+fn contested(counters: &CountersDocument, leaving: &[Versioned<InstanceDocument>]) -> BTreeMap<String, Sealing> {
+    let seal = |document: &InstanceDocument| {
+        let id = document.instance_id.as_str();
+        let step = counters.sealing.get(id).filter(|step| step.now.is_some() && step_is_open(document, step))?;
+        document.sealed.as_ref().map(|_| (id.to_owned(), step.clone()))
+    };
+    leaving.iter().filter_map(|found| seal(&found.document)).collect()
 }
 
 /// The instances that carry a plan's mark: as the caller has `marked` them, where nobody else erases them, or as they are. One whose figures a
@@ -474,12 +495,16 @@ fn noted(counters: &CountersDocument, leaving: &[Versioned<InstanceDocument>]) -
     (next, full)
 }
 
-/// Counts instances out that are erased.
-pub(super) async fn count_out(engine: &Engine, erased: &[Partition]) -> Result<(), StoreError> {
+/// Counts instances out that are erased, of each what it was noted with: an entry of the next of the same name is not ours.
+pub(super) async fn count_out(engine: &Engine, erased: &HashMap<Partition, Option<Sealed>>) -> Result<(), StoreError> {
+    if erased.values().all(Option::is_none) {
+        return Ok(());
+    }
     let Some(counters) = read_counters(engine, engine.deadline()).await? else { return Ok(()) };
-    let erased: HashSet<&str> = erased.iter().map(Partition::as_str).collect();
+    let erased: HashMap<&str, &Option<Sealed>> = erased.iter().map(|(id, was)| (id.as_str(), was)).collect();
     let leaving = |(id, step): (&String, &Sealing)| {
-        (step.now.is_none() && erased.contains(id.as_str())).then(|| (id.clone(), step.clone(), true))
+        let ours = step.now.is_none() && erased.get(id.as_str()).is_some_and(|was| **was == step.was);
+        ours.then(|| (id.clone(), step.clone(), true))
     };
     let taken: Vec<Taken> = counters.document.sealing.iter().filter_map(leaving).collect();
     count(engine, counters, &taken, None).await?;

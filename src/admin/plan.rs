@@ -43,8 +43,8 @@ const BEAT_EVERY: Duration = Duration::from_secs(1);
 /// When a poll meets the mark of an instance other than the coordinator, should nobody have met it before. It is late, since
 /// thousands of marks would otherwise fill the polls of a plan that is under way.
 const LATE: Millis = 10 * 60 * 1_000;
-/// Instances that are kept in memory as they were marked: what one more costs is a read.
-const KNOWN: usize = 2_000;
+/// Instances that are kept in memory as they were seen or marked, for a set: what one more costs is a read.
+pub(super) const KNOWN: usize = 2_000;
 /// Instances that are marked, or unmarked, at once.
 pub(super) const CONCURRENCY: usize = 32;
 /// A dispatcher that meets a large deletion goes on with it for so long, and leaves the rest for the next look.
@@ -66,6 +66,8 @@ impl Patience {
 /// Why an instance could not be marked.
 pub(super) enum Unmarked {
     Running,
+    /// It is not the one that was found: it has ended again since, or is another one of the same name.
+    Changed,
     Store(StoreError),
 }
 
@@ -108,6 +110,7 @@ impl<'a> Plan<'a> {
     pub(super) async fn begin(
         engine: &'a Arc<Engine>,
         ids: &[String],
+        seen: &Documents,
         force: bool,
     ) -> Result<Option<(Self, Vec<String>)>, (String, Unmarked)> {
         let (name, before) = (engine.new_token(), engine.sequencer.next());
@@ -122,6 +125,9 @@ impl<'a> Plan<'a> {
         while let Some((at, id, found)) = looking.next().await {
             let failed = |unmarked: Unmarked| (id.clone(), unmarked);
             let Some(found) = found.map_err(|e| failed(e.into()))? else { continue };
+            if seen.get(&id).is_some_and(|seen| !force && !is_the_same(&seen.document, &found.document)) {
+                return Err(failed(Unmarked::Changed));
+            }
             let others = &ids[at + 1..];
             let mark = Deleting {
                 plan: name.clone(),
@@ -269,7 +275,13 @@ fn is_plain(document: &InstanceDocument, force: bool) -> bool {
     is_at_rest && (force || !super::inspect::is_running(document))
 }
 
-/// Marks one instance, which may have been seen: as it is from then on, none where it is not there.
+/// Whether an instance has neither ended again since it was seen, nor been made anew.
+fn is_the_same(seen: &InstanceDocument, now: &InstanceDocument) -> bool {
+    seen.born == now.born && seen.ended == now.ended
+}
+
+/// Marks one instance, which may have been seen: as it is from then on, none where it is not there. Without force, one that was seen must be the
+/// same.
 async fn mark_one(
     engine: &Arc<Engine>,
     id: &str,
@@ -280,6 +292,7 @@ async fn mark_one(
 ) -> Result<Option<Versioned<InstanceDocument>>, Unmarked> {
     let Ok(partition) = Partition::instance(id) else { return Ok(None) };
     let deadline = engine.deadline();
+    let expected = seen.as_ref().filter(|_| !force).map(|seen| seen.document.clone());
     let mut seen = seen.filter(|seen| is_plain(&seen.document, force));
     loop {
         let found = match seen.take() {
@@ -305,6 +318,9 @@ async fn mark_one(
         }
         if !force && super::inspect::is_running(&document) {
             return Err(Unmarked::Running);
+        }
+        if expected.as_ref().is_some_and(|expected| !is_the_same(expected, &document)) {
+            return Err(Unmarked::Changed);
         }
         put_on(engine, &mut document, mark, look_after);
         let written = engine.store.replace(&partition, &instance_id(), &document, Some(&etag), deadline).await;

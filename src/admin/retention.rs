@@ -9,15 +9,16 @@
 //!
 //! Crash points: those of deletion. What a round has left is found by the next, of whichever process.
 
-use super::{delete, prune, shared, Documents, InstanceRow, WholeRow};
+use super::{delete, plan, prune, shared, Documents, WholeRow};
 use crate::{
     engine::Engine,
-    model::{clock::millis, Ending, Millis, Partition},
-    store::{in_background, queries, StoreError, WriteOutcome},
+    model::{clock::millis, Ending, InstanceDocument, Millis, Partition},
+    store::{in_background, queries, StoreError, Versioned, WriteOutcome},
     turn::{instance_id, release::read_latest},
 };
 use duroxide::PruneOptions;
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use futures::{stream, StreamExt};
+use std::{collections::HashSet, num::NonZeroU32, sync::Arc, time::Duration};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
@@ -30,6 +31,8 @@ const ROUND: Duration = Duration::from_secs(20);
 const PUT_OFF: Millis = 10 * 60 * 1_000;
 /// Rows of the query, and so many families go together.
 const PAGE: usize = 1_000;
+/// Rows that each physical partition returns at a time.
+const ROWS: NonZeroU32 = NonZeroU32::new(250).unwrap();
 /// Where so many went, as many may have ended since.
 const MANY: u64 = 100;
 /// How long a round waits at least before it looks again.
@@ -47,29 +50,40 @@ pub(crate) fn soon(engine: &Arc<Engine>) {
             return;
         }
         *last = Some(Instant::now());
-        if !shared::begins(&engine_too, shared::RETENTION).await {
-            return;
-        }
-        loop {
-            let round = match in_background(retire_all(&engine_too)).await {
-                Ok(round) => round,
-                Err(error) => return warn!(%error, "what has ended long enough ago is deleted later"),
-            };
-            if round.gone > 0 {
-                info!(instances = round.gone, "deleted what had ended long enough ago");
+        let who = engine_too.new_token();
+        let rounds = async {
+            while rounds_are_due(&engine_too, &who).await {
+                *last = Some(Instant::now());
             }
-            if !round.has_more || engine_too.stopping.is_cancelled() {
-                return;
-            }
-            *last = Some(Instant::now());
-            shared::goes_on(&engine_too, shared::RETENTION).await;
+        };
+        // It may be cut anywhere.
+        tokio::select! {
+            biased;
+            () = engine_too.stopping.cancelled() => {}
+            () = rounds => {}
         }
     });
 }
 
+/// One round; whether the next is due at once.
+async fn rounds_are_due(engine: &Arc<Engine>, who: &str) -> bool {
+    match in_background(retire_all(engine, Some(who))).await {
+        Ok(round) => {
+            if round.gone > 0 {
+                info!(instances = round.gone, "deleted what had ended long enough ago");
+            }
+            round.has_more
+        }
+        Err(error) => {
+            warn!(%error, "what has ended long enough ago is deleted later");
+            false
+        }
+    }
+}
+
 /// Deletes what has ended long enough ago; how many instances. All of it lets others go first.
 pub(crate) async fn round(engine: &Arc<Engine>) -> Result<u64, StoreError> {
-    Ok(in_background(retire_all(engine)).await?.gone)
+    Ok(in_background(retire_all(engine, None)).await?.gone)
 }
 
 /// What a round has come to, or a page of it.
@@ -79,7 +93,8 @@ struct Retired {
     has_more: bool,
 }
 
-async fn retire_all(engine: &Arc<Engine>) -> Result<Retired, StoreError> {
+/// A round; of `who`, as long as it is the only one.
+async fn retire_all(engine: &Arc<Engine>, who: Option<&str>) -> Result<Retired, StoreError> {
     let setting = engine.config.retention();
     let ways = [
         (Ending::Completed, setting.completed()),
@@ -90,6 +105,11 @@ async fn retire_all(engine: &Arc<Engine>) -> Result<Retired, StoreError> {
     let (begun, mut gone) = (Instant::now(), 0);
     loop {
         let page = Instant::now();
+        if let Some(who) = who {
+            if !shared::does(engine, shared::RETENTION, who).await {
+                return Ok(Retired { gone, has_more: false });
+            }
+        }
         let mut left = Vec::new();
         // One that has much to do does not keep the others waiting.
         for mut way in ways {
@@ -105,7 +125,7 @@ async fn retire_all(engine: &Arc<Engine>) -> Result<Retired, StoreError> {
         }
         // A third of the time is without it, and a few are not worth a look.
         tokio::time::sleep((page.elapsed() / 2).max(MIN_PAUSE)).await;
-        if begun.elapsed() >= ROUND || engine.stopping.is_cancelled() {
+        if begun.elapsed() >= ROUND {
             return Ok(Retired { gone, has_more: true });
         }
     }
@@ -128,45 +148,57 @@ impl Way {
     async fn retire_page(&mut self, engine: &Arc<Engine>) -> Result<Retired, StoreError> {
         let before = engine.now().saturating_sub(self.age);
         let (from, to) = (self.ending.at(0), self.ending.at(before));
-        let statement = queries::ENDED.statement().bind("@from", from).bind("@to", to);
+        let statement = queries::ENDED.statement().bind("@from", from).bind("@to", to).in_pages_of(ROWS);
         let rows: Vec<WholeRow> = engine.store.query_container(statement, engine.deadline()).await?;
         let is_full = rows.len() >= PAGE;
         let (again, new): (Vec<WholeRow>, Vec<WholeRow>) =
             rows.into_iter().partition(|whole| self.tried.contains(&whole.row.instance_id));
-        for whole in again {
-            put_off(engine, &whole.row, self.ending, before).await?;
-        }
+        let later = self.ending.at(before.saturating_add(PUT_OFF));
+        put_off(engine, again.into_iter().filter_map(|whole| whole.document), &later).await;
         if new.is_empty() {
             return Ok(Retired { gone: 0, has_more: is_full });
         }
         let roots: Vec<String> = new.iter().filter_map(|whole| whole.row.id()).collect();
         self.tried.extend(new.iter().map(|whole| whole.row.instance_id.clone()));
         let seen: Documents = new.into_iter().filter_map(|whole| whole.row.id().zip(whole.document)).collect();
+        let mut ended = seen.clone();
         let bulk = delete::delete_families(engine, &roots, seen, false).await;
         let gone = bulk.result.instances_deleted;
+        put_off(engine, bulk.running.iter().filter_map(|root| ended.remove(root)), &later).await;
         debug!(families = roots.len(), instances = gone, "a page of what has ended");
         Ok(Retired { gone, has_more: is_full || gone >= MANY || !bulk.is_whole() })
     }
 }
 
-/// A family that could not go, since a member of it runs: it makes room for those behind it.
-async fn put_off(engine: &Arc<Engine>, row: &InstanceRow, ending: Ending, before: Millis) -> Result<(), StoreError> {
-    if row.deleting.is_some() {
-        // A deletion that is under way, or was left half-way, is finished by whoever meets it.
-        return Ok(());
-    }
+/// Families that can't go yet, since a member of each runs or something else keeps it: they make room for those behind them. Best effort.
+async fn put_off(engine: &Arc<Engine>, families: impl Iterator<Item = Versioned<InstanceDocument>>, until: &str) {
+    let putting_off = stream::iter(families.collect::<Vec<_>>()).map(|seen| async move {
+        let partition = seen.document.instance_id.clone();
+        if let Err(error) = put_off_one(engine, &partition, seen.document.ended, until).await {
+            info!(instance_id = partition.instance_id(), %error, "what can't go yet is looked at again at once");
+        }
+    });
+    putting_off.buffer_unordered(plan::CONCURRENCY).collect::<Vec<()>>().await;
+}
+
+/// One of them, if it is still the one that has `ended` then.
+async fn put_off_one(
+    engine: &Arc<Engine>,
+    partition: &Partition,
+    ended: Option<String>,
+    until: &str,
+) -> Result<(), StoreError> {
     let deadline = engine.deadline();
-    let Some(found) = read_latest(engine, &row.instance_id, deadline).await? else { return Ok(()) };
-    let mut document = found.document;
-    if document.ended.is_none() || document.deleting.is_some() {
+    let Some(Versioned { mut document, etag }) = read_latest(engine, partition, deadline).await? else { return Ok(()) };
+    // A deletion that is under way, or was left half-way, is finished by whoever meets it.
+    if document.ended.is_none() || document.ended != ended || document.deleting.is_some() {
         return Ok(());
     }
-    document.ended = Some(ending.at(before.saturating_add(PUT_OFF)));
-    let written =
-        engine.store.replace(&row.instance_id, &instance_id(), &document, Some(&found.etag), deadline).await?;
-    engine.cache.forget(&row.instance_id);
+    document.ended = Some(until.to_owned());
+    let written = engine.store.replace(partition, &instance_id(), &document, Some(&etag), deadline).await?;
+    engine.cache.forget(partition);
     if let WriteOutcome::Done(_) = written {
-        debug!(instance_id = row.instance_id.instance_id(), "a family that has not ended as a whole is kept for now");
+        debug!(instance_id = partition.instance_id(), "a family that has not ended as a whole is kept for now");
     }
     Ok(())
 }

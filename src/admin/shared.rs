@@ -29,23 +29,16 @@ pub(crate) const QUEUE_DEPTHS: Question = Question { name: "depths", lasts: Dura
 pub(crate) const RETENTION: Question = Question { name: "retention", lasts: Duration::from_secs(25) };
 pub(crate) const SESSIONS: Question = Question { name: "sessions", lasts: Duration::from_secs(240) };
 
-/// Whether this process does what one of all does now and then: not where another has begun lately. Who does says so first.
-pub(crate) async fn begins(engine: &Engine, question: Question) -> bool {
+/// Whether `who` does, or goes on with, what one of all does now and then: not where another has said so lately. Who does says so first.
+pub(crate) async fn does(engine: &Engine, question: Question, who: &str) -> bool {
     if !engine.dispatch.shares_the_container() {
         return true;
     }
-    if kept::<bool>(engine, question).await.is_some() {
+    if kept::<String>(engine, question).await.is_some_and(|whose| whose != who) {
         return false;
     }
-    keep(engine, question, true).await;
+    keep(engine, question, who).await;
     true
-}
-
-/// Says that this process still does it.
-pub(crate) async fn goes_on(engine: &Engine, question: Question) {
-    if engine.dispatch.shares_the_container() {
-        keep(engine, question, true).await;
-    }
 }
 
 /// What another process has worked out lately, or what `work_out` says.
