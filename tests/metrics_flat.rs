@@ -355,6 +355,50 @@ async fn an_instance_that_changes_after_it_was_sealed_is_counted_as_it_is_and_se
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_seal_that_a_deletion_meets_half_way_is_counted_once() {
+    const COUNT: u64 = 52;
+    let scene = Scene::new(1);
+    let b = scene.provider("b").await;
+    finish_after(&b, "i0", 2, 2).await;
+    scene.copy("i0", (1..COUNT).map(|n| format!("i{n}"))).await;
+    sealed(&scene, &b, COUNT).await;
+    nobody_seals(&scene).await;
+    // All are to be sealed again, from what the counters hold of them.
+    for n in 0..COUNT {
+        admin(&b).prune_executions(&format!("i{n}"), PruneOptions::default()).await.unwrap();
+    }
+    let (seal, erasure) = (Gate::new(), Gate::new());
+    let to_i0 = |action| WireRule::new(action).matching(|r| goes_to(r, "i0"));
+    scene.account.wire().add(to_i0(WireAction::HoldBefore(seal.clone())).client("b").on(RequestKind::Replace));
+    scene.account.wire().add(to_i0(WireAction::HoldBefore(erasure.clone())).client("a").on(RequestKind::Batch));
+    admin(&b).get_system_metrics().await.unwrap();
+    seal.reached().await;
+    let a = scene.provider("a").await;
+    let deletion = tokio::spawn(async move { admin(&a).delete_instance("i0", false).await });
+    erasure.reached().await;
+    seal.open();
+    let others_are_counted = async {
+        loop {
+            let counters = scene.partition("$d:metrics").await.pop().unwrap();
+            if counters["sealing"].as_object().is_some_and(|note| note.keys().all(|id| id == "i0")) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, others_are_counted).await.expect("counted");
+    erasure.open();
+    deletion.await.unwrap().unwrap();
+    assert_eq!(figures(&admin(&b).get_system_metrics().await.unwrap()), completed_only(COUNT - 1));
+    let counters = scene.partition("$d:metrics").await.pop().unwrap();
+    assert_eq!(
+        (&counters["executions"], &counters["events"]),
+        (&json!(COUNT - 1), &json!(2 * (COUNT - 1))),
+        "{counters}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sealing_five_hundred_finished_instances_takes_about_a_request_each() {
     let (scene, b) = finished(500).await;
     let before = scene.account.stats_of("b");

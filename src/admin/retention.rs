@@ -52,7 +52,7 @@ pub(crate) fn soon(engine: &Arc<Engine>) {
         *last = Some(Instant::now());
         let who = engine_too.new_token();
         let rounds = async {
-            while rounds_are_due(&engine_too, &who).await {
+            while leaves_more(&engine_too, &who).await {
                 *last = Some(Instant::now());
             }
         };
@@ -65,8 +65,8 @@ pub(crate) fn soon(engine: &Arc<Engine>) {
     });
 }
 
-/// One round; whether the next is due at once.
-async fn rounds_are_due(engine: &Arc<Engine>, who: &str) -> bool {
+/// One round of `who`; whether it has left something, so that the next is due at once.
+async fn leaves_more(engine: &Arc<Engine>, who: &str) -> bool {
     match in_background(retire_all(engine, Some(who))).await {
         Ok(round) => {
             if round.gone > 0 {
