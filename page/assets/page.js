@@ -160,7 +160,7 @@ function filters(again) {
 
 async function overview(mine) {
   const status = el("div"), where = el("div");
-  let shown = 0, cursor = null, rows = null;
+  let shown = 0, pages = 0, cursor = null, rows = null, ages = [], listed = null;
   const more = el("button", { type: "button", text: "more", on: { click: () => page(cursor).catch((error) => say(error.message, true)) } });
   const count = el("span", { class: "quiet" });
 
@@ -168,7 +168,8 @@ async function overview(mine) {
     const told = await ask("instances", { ...filter, cursor: from });
     if (mine !== visit) return;
     if (!from) {
-      shown = 0;
+      shown = pages = 0;
+      ages = [];
       const made = table(["status", "created", "took", "orchestration", "instance"], [], "instances");
       rows = made.querySelector("tbody");
       where.replaceChildren(made);
@@ -176,9 +177,12 @@ async function overview(mine) {
     for (const instance of told.instances) {
       const took = instance.completedAt ? length(instance.completedAt - instance.createdAt) : "";
       const id = el("td", { class: "id" }, el("a", { href: link(instance.id), text: instance.id }));
-      rows.append(el("tr", {}, el("td", {}, state(instance.status)), el("td", { text: ago(instance.createdAt) }), el("td", { text: took }), el("td", { text: instance.name }), id));
+      const created = el("td", { text: ago(instance.createdAt) });
+      ages.push([created, instance.createdAt]);
+      rows.append(el("tr", {}, el("td", {}, state(instance.status)), created, el("td", { text: took }), el("td", { text: instance.name }), id));
     }
     shown += told.instances.length;
+    pages += 1;
     cursor = told.cursor;
     more.hidden = !cursor;
     count.textContent = shown + (cursor ? " shown, there are more" : " instances");
@@ -198,12 +202,22 @@ async function overview(mine) {
         el("section", {}, el("h2", { text: "Fleet" }), fleet(told.members))),
       told.late.length ? el("section", {}, el("h2", { text: "Not delivered" }), late(told.late)) : "",
     );
+    for (const [cell, at] of ages) cell.textContent = ago(at);
     well();
+    return JSON.stringify(told.counts);
+  }
+
+  // The list follows the counts, unless somebody has gone on in it: one question where something has changed.
+  async function follow() {
+    const counts = await look();
+    if (mine !== visit || counts === listed || pages > 1) return;
+    await page(null);
+    listed = counts;
   }
 
   view.replaceChildren(status, el("section", {}, el("h2", { text: "List" }), filters(() => page(null).catch((error) => say(error.message, true))), where, el("div", { class: "pager" }, count, more)));
   await Promise.all([look(), page(null)]);
-  repeat(mine, look);
+  repeat(mine, follow);
 }
 
 // ---- An instance
