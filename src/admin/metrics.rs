@@ -12,7 +12,7 @@
 //! died are looked after by the next that seals. An instance that changes again is open again, contributes the difference to
 //! what the counters hold of it, and is sealed again.
 
-use super::{plan, shared, Documents, WholeRow};
+use super::{plan, retention, shared, Documents, WholeRow};
 use crate::{
     engine::Engine,
     model::{
@@ -234,7 +234,8 @@ async fn finished_instances(engine: &Engine) -> Result<Vec<Versioned<InstanceDoc
         bytes += entry_bytes(whole.row.instance_id.as_str());
         bytes < MAX_NOTE_BYTES / 2
     });
-    Ok(finished.filter_map(|whole| whole.document).collect())
+    // What goes next is counted as it is until then.
+    Ok(finished.filter_map(|whole| whole.document).filter(|found| !retention::takes(engine, &found.document)).collect())
 }
 
 /// What an entry adds to the note, at most.

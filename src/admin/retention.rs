@@ -18,7 +18,7 @@ use crate::{
 };
 use duroxide::PruneOptions;
 use futures::{stream, StreamExt};
-use std::{collections::HashSet, num::NonZeroU32, sync::Arc, time::Duration};
+use std::{collections::HashSet, num::NonZeroU32, ops::Range, sync::Arc, time::Duration};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
@@ -95,13 +95,7 @@ struct Retired {
 
 /// A round; of `who`, as long as it is the only one.
 async fn retire_all(engine: &Arc<Engine>, who: Option<&str>) -> Result<Retired, StoreError> {
-    let setting = engine.config.retention();
-    let ways = [
-        (Ending::Completed, setting.completed()),
-        (Ending::Failed, setting.failed()),
-        (Ending::Cancelled, setting.cancelled()),
-    ];
-    let mut ways: Vec<Way> = ways.into_iter().filter_map(|(ending, age)| Some(Way::new(ending, age?))).collect();
+    let mut ways = Way::all(engine);
     let (begun, mut gone) = (Instant::now(), 0);
     loop {
         let page = Instant::now();
@@ -131,6 +125,12 @@ async fn retire_all(engine: &Arc<Engine>, who: Option<&str>) -> Result<Retired, 
     }
 }
 
+/// Whether the next round takes an instance, if its family has ended.
+pub(super) fn takes(engine: &Engine, document: &InstanceDocument) -> bool {
+    let is_over = |ended: &String| Way::all(engine).iter().any(|way| way.range(engine.now()).contains(ended));
+    document.ended.as_ref().is_some_and(is_over)
+}
+
 /// Those that have ended in one way, in a round.
 struct Way {
     ending: Ending,
@@ -140,14 +140,27 @@ struct Way {
 }
 
 impl Way {
-    fn new(ending: Ending, age: Duration) -> Self {
-        Self { ending, age: millis(age), tried: HashSet::new() }
+    /// Those that have an age.
+    fn all(engine: &Engine) -> Vec<Self> {
+        let setting = engine.config.retention();
+        let ways = [
+            (Ending::Completed, setting.completed()),
+            (Ending::Failed, setting.failed()),
+            (Ending::Cancelled, setting.cancelled()),
+        ];
+        let with_age = ways.into_iter().filter_map(|(ending, age)| Some((ending, age?)));
+        with_age.map(|(ending, age)| Self { ending, age: millis(age), tried: HashSet::new() }).collect()
+    }
+
+    /// From when to when those have ended whose time is over, as their documents say it.
+    fn range(&self, now: Millis) -> Range<String> {
+        self.ending.at(0)..self.ending.at(now.saturating_sub(self.age))
     }
 
     /// Deletes those that ended first.
     async fn retire_page(&mut self, engine: &Arc<Engine>) -> Result<Retired, StoreError> {
         let before = engine.now().saturating_sub(self.age);
-        let (from, to) = (self.ending.at(0), self.ending.at(before));
+        let Range { start: from, end: to } = self.range(engine.now());
         let statement = queries::ENDED.statement().bind("@from", from).bind("@to", to).in_pages_of(ROWS);
         let rows: Vec<WholeRow> = engine.store.query_container(statement, engine.deadline()).await?;
         let is_full = rows.len() >= PAGE;
