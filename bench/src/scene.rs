@@ -207,7 +207,7 @@ impl Scene {
         self.runtime = Some(self.provider.runtime(&self.tally, dispatchers).await);
     }
 
-    /// The same with one that never asks for the metrics.
+    /// The same with one that asks for the metrics only when it starts.
     pub async fn start_without_metrics(&mut self) {
         let mut options = RuntimeOptions::default();
         options.observability.gauge_poll_interval = Duration::from_secs(24 * 60 * 60);
@@ -229,10 +229,15 @@ impl Scene {
         self.provider.store()
     }
 
+    /// The container, past the provider, for one whom the account knows by this name.
+    async fn container(&self, name: &str) -> Result<ContainerClient> {
+        let client = self.account.client_named(name).await;
+        Ok(client.database_client("duroxide").container_client("duroxide", None).await?)
+    }
+
     /// What makes copies of an instance under other names, as if each had been run: cheaper than running them.
     pub async fn copier(&self, instance: &str) -> Result<Copier> {
-        let client = self.account.client_named(WATCHER).await;
-        let container = client.database_client("duroxide").container_client("duroxide", None).await?;
+        let container = self.container(WATCHER).await?;
         let scope = FeedScope::partition(instance.to_owned());
         let everything = container.query_items::<Value>(Query::from("SELECT * FROM c"), scope, None).await?;
         Ok(Copier { instance: instance.to_owned(), documents: everything.try_collect().await?, container })
@@ -240,8 +245,7 @@ impl Scene {
 
     /// How many instances the container holds, by a look past the provider.
     pub async fn instances(&self) -> Result<u64> {
-        let client = self.account.client_named(WATCHER).await;
-        let container = client.database_client("duroxide").container_client("duroxide", None).await?;
+        let container = self.container(WATCHER).await?;
         let question = Query::from("SELECT c.type FROM c WHERE c.type = 'instance'");
         let found = container.query_items::<Value>(question, FeedScope::full_container(), None).await?;
         Ok(found.try_fold(0, |count, _| async move { Ok(count + 1) }).await?)
@@ -271,8 +275,7 @@ impl Scene {
     /// Puts documents into the container that are nobody's work, so that it holds as much as another one.
     pub async fn pad(&self, documents: u64) -> Result<()> {
         // The names are both providers' defaults.
-        let client = self.account.client_named("padding").await;
-        let container = client.database_client("duroxide").container_client("duroxide", None).await?;
+        let container = self.container("padding").await?;
         let filling = "x".repeat(400);
         for number in 0..documents {
             let id = format!("padding-{number}");

@@ -235,7 +235,10 @@ async fn finished_instances(engine: &Engine) -> Result<Vec<Versioned<InstanceDoc
         bytes < MAX_NOTE_BYTES / 2
     });
     // What goes next is counted as it is until then.
-    Ok(finished.filter_map(|whole| whole.document).filter(|found| !retention::takes(engine, &found.document)).collect())
+    let over = retention::over(engine);
+    let goes =
+        |document: &InstanceDocument| document.ended.as_ref().is_some_and(|at| over.iter().any(|o| o.contains(at)));
+    Ok(finished.filter_map(|whole| whole.document).filter(|found| !goes(&found.document)).collect())
 }
 
 /// What an entry adds to the note, at most.
@@ -265,7 +268,7 @@ async fn seal(
         let mut next = noted.document.clone();
         next.sealing.extend(steps.clone());
         next.sealer = Some(lease(engine, who));
-        if let Some(written) = write_counters(engine, next, &noted.etag).await? {
+        if let Ok(written) = write_counters(engine, next, &noted.etag).await? {
             noted = written;
             break;
         }
@@ -380,7 +383,7 @@ async fn count(
         if let Some(who) = sealer {
             next.sealer = Some(lease(engine, who));
         }
-        if let Some(written) = write_counters(engine, next, &counters.etag).await? {
+        if let Ok(written) = write_counters(engine, next, &counters.etag).await? {
             return Ok(written);
         }
         counters = self::counters(engine).await?;
@@ -420,12 +423,11 @@ pub(super) async fn note_leaving(
         if next.sealing == document.sealing {
             return Ok(leaving);
         }
-        let (partition, id, deadline) = (&next.instance_id, &next.id, engine.deadline());
-        match engine.store.replace_noting_repeats(partition, id, &next, Some(&etag), deadline).await? {
-            (WriteOutcome::Done(_), _) => return Ok(leaving),
-            (WriteOutcome::Refused(_), Applied::No) => {}
+        match write_counters(engine, next, &etag).await? {
+            Ok(_) => return Ok(leaving),
+            Err(Applied::No) => {}
             // Our note may have been there, and others may have settled it.
-            (WriteOutcome::Refused(_), _) => marked = &nothing,
+            Err(Applied::Perhaps) => marked = &nothing,
         }
     }
 }
@@ -512,17 +514,18 @@ pub(super) async fn count_out(engine: &Engine, erased: &HashMap<Partition, Optio
     Ok(())
 }
 
-/// Writes the counters where they are as `etag` says; none where they have changed.
+/// Writes the counters where they are as `etag` says. Where they have changed, whether that may have been this very write, its answer lost.
 async fn write_counters(
     engine: &Engine,
     document: CountersDocument,
     etag: &Etag,
-) -> Result<Option<Versioned<CountersDocument>>, StoreError> {
+) -> Result<Result<Versioned<CountersDocument>, Applied>, StoreError> {
     let (partition, id, deadline) = (&document.instance_id, &document.id, engine.deadline());
-    let written = engine.store.replace(partition, id, &document, Some(etag), deadline).await?;
+    let (written, applied) =
+        engine.store.replace_noting_repeats(partition, id, &document, Some(etag), deadline).await?;
     Ok(match written {
-        WriteOutcome::Done(etag) => Some(Versioned { document, etag }),
-        WriteOutcome::Refused(_) => None,
+        WriteOutcome::Done(etag) => Ok(Versioned { document, etag }),
+        WriteOutcome::Refused(_) => Err(applied),
     })
 }
 

@@ -125,7 +125,7 @@ impl<'a> Plan<'a> {
         while let Some((at, id, found)) = looking.next().await {
             let failed = |unmarked: Unmarked| (id.clone(), unmarked);
             let Some(found) = found.map_err(|e| failed(e.into()))? else { continue };
-            if seen.get(&id).is_some_and(|seen| !force && !is_the_same(&seen.document, &found.document)) {
+            if seen.get(&id).is_some_and(|seen| !force && Life::of(&seen.document) != Life::of(&found.document)) {
                 return Err(failed(Unmarked::Changed));
             }
             let others = &ids[at + 1..];
@@ -275,9 +275,17 @@ fn is_plain(document: &InstanceDocument, force: bool) -> bool {
     is_at_rest && (force || !super::inspect::is_running(document))
 }
 
-/// Whether an instance has neither ended again since it was seen, nor been made anew.
-fn is_the_same(seen: &InstanceDocument, now: &InstanceDocument) -> bool {
-    seen.born == now.born && seen.ended == now.ended
+/// What is the same as long as an instance has neither ended again nor been made anew.
+#[derive(PartialEq)]
+struct Life {
+    born: String,
+    ended: Option<String>,
+}
+
+impl Life {
+    fn of(document: &InstanceDocument) -> Self {
+        Self { born: document.born.clone(), ended: document.ended.clone() }
+    }
 }
 
 /// Marks one instance, which may have been seen: as it is from then on, none where it is not there. Without force, one that was seen must be the
@@ -292,7 +300,7 @@ async fn mark_one(
 ) -> Result<Option<Versioned<InstanceDocument>>, Unmarked> {
     let Ok(partition) = Partition::instance(id) else { return Ok(None) };
     let deadline = engine.deadline();
-    let expected = seen.as_ref().filter(|_| !force).map(|seen| seen.document.clone());
+    let expected = seen.as_ref().filter(|_| !force).map(|seen| Life::of(&seen.document));
     let mut seen = seen.filter(|seen| is_plain(&seen.document, force));
     loop {
         let found = match seen.take() {
@@ -319,7 +327,7 @@ async fn mark_one(
         if !force && super::inspect::is_running(&document) {
             return Err(Unmarked::Running);
         }
-        if expected.as_ref().is_some_and(|expected| !is_the_same(expected, &document)) {
+        if expected.as_ref().is_some_and(|expected| *expected != Life::of(&document)) {
             return Err(Unmarked::Changed);
         }
         put_on(engine, &mut document, mark, look_after);

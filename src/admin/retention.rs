@@ -12,13 +12,19 @@
 use super::{delete, plan, prune, shared, Documents, WholeRow};
 use crate::{
     engine::Engine,
-    model::{clock::millis, Ending, InstanceDocument, Millis, Partition},
+    model::{clock::millis, Ending, Millis, Partition},
     store::{in_background, queries, StoreError, Versioned, WriteOutcome},
     turn::{instance_id, release::read_latest},
 };
 use duroxide::PruneOptions;
 use futures::{stream, StreamExt};
-use std::{collections::HashSet, num::NonZeroU32, ops::Range, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    num::NonZeroU32,
+    ops::Range,
+    sync::Arc,
+    time::Duration,
+};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
@@ -125,10 +131,9 @@ async fn retire_all(engine: &Arc<Engine>, who: Option<&str>) -> Result<Retired, 
     }
 }
 
-/// Whether the next round takes an instance, if its family has ended.
-pub(super) fn takes(engine: &Engine, document: &InstanceDocument) -> bool {
-    let is_over = |ended: &String| Way::all(engine).iter().any(|way| way.range(engine.now()).contains(ended));
-    document.ended.as_ref().is_some_and(is_over)
+/// When those have ended whose time is over, as their documents say it: the next round takes them, if their families have ended.
+pub(super) fn over(engine: &Engine) -> Vec<Range<String>> {
+    Way::all(engine).iter().map(|way| way.range(engine.now())).collect()
 }
 
 /// Those that have ended in one way, in a round.
@@ -159,52 +164,60 @@ impl Way {
 
     /// Deletes those that ended first.
     async fn retire_page(&mut self, engine: &Arc<Engine>) -> Result<Retired, StoreError> {
-        let before = engine.now().saturating_sub(self.age);
-        let Range { start: from, end: to } = self.range(engine.now());
+        let now = engine.now();
+        let Range { start: from, end: to } = self.range(now);
         let statement = queries::ENDED.statement().bind("@from", from).bind("@to", to).in_pages_of(ROWS);
         let rows: Vec<WholeRow> = engine.store.query_container(statement, engine.deadline()).await?;
         let is_full = rows.len() >= PAGE;
         let (again, new): (Vec<WholeRow>, Vec<WholeRow>) =
             rows.into_iter().partition(|whole| self.tried.contains(&whole.row.instance_id));
-        let later = self.ending.at(before.saturating_add(PUT_OFF));
-        put_off(engine, again.into_iter().filter_map(|whole| whole.document), &later).await;
+        let later = self.ending.at(now.saturating_sub(self.age).saturating_add(PUT_OFF));
+        put_off(engine, again.iter().filter_map(Family::of).collect(), &later).await;
         if new.is_empty() {
             return Ok(Retired { gone: 0, has_more: is_full });
         }
         let roots: Vec<String> = new.iter().filter_map(|whole| whole.row.id()).collect();
         self.tried.extend(new.iter().map(|whole| whole.row.instance_id.clone()));
+        let mut families: HashMap<String, Family> =
+            new.iter().filter_map(|whole| whole.row.id().zip(Family::of(whole))).collect();
         let seen: Documents = new.into_iter().filter_map(|whole| whole.row.id().zip(whole.document)).collect();
-        let mut ended = seen.clone();
         let bulk = delete::delete_families(engine, &roots, seen, false).await;
         let gone = bulk.result.instances_deleted;
-        put_off(engine, bulk.running.iter().filter_map(|root| ended.remove(root)), &later).await;
+        put_off(engine, bulk.running.iter().filter_map(|root| families.remove(root)).collect(), &later).await;
         debug!(families = roots.len(), instances = gone, "a page of what has ended");
         Ok(Retired { gone, has_more: is_full || gone >= MANY || !bulk.is_whole() })
     }
 }
 
+/// A family, by what was seen of its root.
+struct Family {
+    root: Partition,
+    ended: String,
+}
+
+impl Family {
+    fn of(whole: &WholeRow) -> Option<Self> {
+        let ended = whole.document.as_ref()?.document.ended.clone()?;
+        Some(Self { root: whole.row.instance_id.clone(), ended })
+    }
+}
+
 /// Families that can't go yet, since a member of each runs or something else keeps it: they make room for those behind them. Best effort.
-async fn put_off(engine: &Arc<Engine>, families: impl Iterator<Item = Versioned<InstanceDocument>>, until: &str) {
-    let putting_off = stream::iter(families.collect::<Vec<_>>()).map(|seen| async move {
-        let partition = seen.document.instance_id.clone();
-        if let Err(error) = put_off_one(engine, &partition, seen.document.ended, until).await {
-            info!(instance_id = partition.instance_id(), %error, "what can't go yet is looked at again at once");
+async fn put_off(engine: &Arc<Engine>, families: Vec<Family>, until: &str) {
+    let putting_off = stream::iter(families).map(|family| async move {
+        if let Err(error) = put_off_one(engine, &family, until).await {
+            info!(instance_id = family.root.instance_id(), %error, "what can't go yet is looked at again at once");
         }
     });
     putting_off.buffer_unordered(plan::CONCURRENCY).collect::<Vec<()>>().await;
 }
 
-/// One of them, if it is still the one that has `ended` then.
-async fn put_off_one(
-    engine: &Arc<Engine>,
-    partition: &Partition,
-    ended: Option<String>,
-    until: &str,
-) -> Result<(), StoreError> {
-    let deadline = engine.deadline();
+/// One of them, if it has not ended again since.
+async fn put_off_one(engine: &Arc<Engine>, family: &Family, until: &str) -> Result<(), StoreError> {
+    let (partition, deadline) = (&family.root, engine.deadline());
     let Some(Versioned { mut document, etag }) = read_latest(engine, partition, deadline).await? else { return Ok(()) };
     // A deletion that is under way, or was left half-way, is finished by whoever meets it.
-    if document.ended.is_none() || document.ended != ended || document.deleting.is_some() {
+    if document.ended.as_ref() != Some(&family.ended) || document.deleting.is_some() {
         return Ok(());
     }
     document.ended = Some(until.to_owned());
