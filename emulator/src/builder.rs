@@ -12,6 +12,7 @@ use azure_data_cosmos_driver::in_memory_emulator::{
 
 use crate::account::LocalAccount;
 use crate::provision::Provisioning;
+use crate::queries::Queries;
 use crate::wire::{Service, Wire};
 
 /// The account key that every Cosmos DB emulator has. It is public and protects nothing.
@@ -138,10 +139,10 @@ impl LocalAccountBuilder {
         let endpoint = gateway(&self.regions[0]);
         let provisioning = Provisioning { partitions: self.partitions, throughput: self.throughput };
         let key = self.key.clone();
-        let latency = self.latency;
+        let (latency, queries) = (self.latency, Queries::default());
         let emulator = InMemoryEmulatorHttpClient::new(self.config());
         let service = Service::new(Arc::new(emulator));
-        let wire = Arc::new(Wire::new(service, provisioning, latency));
+        let wire = Arc::new(Wire::new(service, provisioning, queries, latency));
         LocalAccount::from_parts(wire, endpoint, key)
     }
 

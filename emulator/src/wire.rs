@@ -14,6 +14,7 @@ use tokio::sync::Mutex;
 use crate::answer::{Answer, Lost};
 use crate::observe::{Observer, WireAnswer};
 use crate::provision::{self, Provisioning};
+use crate::queries::Queries;
 use crate::request::{Facts, Outgoing, RequestKind, WireRequest};
 use crate::rules::{RuleBook, WireAction, WireRule, WireRuleHandle};
 use crate::stats::Counters;
@@ -46,6 +47,7 @@ impl Service {
 pub struct Wire {
     service: Service,
     provisioning: Provisioning,
+    queries: Queries,
     latency: Duration,
     rules: Arc<RuleBook>,
     counters: Counters,
@@ -57,10 +59,11 @@ pub struct Wire {
 }
 
 impl Wire {
-    pub(crate) fn new(service: Service, provisioning: Provisioning, latency: Duration) -> Self {
+    pub(crate) fn new(service: Service, provisioning: Provisioning, queries: Queries, latency: Duration) -> Self {
         Self {
             service,
             provisioning,
+            queries,
             latency,
             rules: Arc::default(),
             counters: Counters::default(),
@@ -178,6 +181,9 @@ impl Wire {
             None if matches!(facts.kind, RequestKind::Database | RequestKind::Container) => {
                 let _alone = self.structure.lock().await;
                 provision::answer(&self.service, self.provisioning, request).await?
+            }
+            None if matches!(facts.kind, RequestKind::Query | RequestKind::QueryPlan) => {
+                self.queries.answer(&self.service, request, facts.kind).await?
             }
             None => self.service.forward(request).await?,
         };

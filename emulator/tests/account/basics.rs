@@ -49,7 +49,7 @@ async fn a_query_crosses_all_partitions() {
         container.create_item(pk.clone(), "1", item(&pk, "1", n), None).await.unwrap();
     }
     let before = account.stats();
-    let all = query(&container, "SELECT * FROM c ORDER BY c.value").await;
+    let all = query(&container, "SELECT * FROM c ORDER BY c[\"value\"]").await;
     assert_eq!(all.iter().map(|i| i.value).collect::<Vec<_>>(), (0..40).collect::<Vec<_>>());
     let queries = (account.stats() - before).of(RequestKind::Query).requests;
     assert!(queries >= 4, "{queries} requests for four partitions");

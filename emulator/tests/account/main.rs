@@ -3,6 +3,7 @@
 mod basics;
 mod http;
 mod program;
+mod queries;
 mod raw;
 mod rules;
 mod scene;

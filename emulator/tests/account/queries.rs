@@ -1,0 +1,123 @@
+//! Queries that the service refuses, and such that only the SDK's emulator would.
+
+use azure_data_cosmos::{ContainerClient, CosmosError, FeedScope, Query};
+use duroxide_cosmos_emulator::LocalAccount;
+use futures::TryStreamExt;
+use serde_json::{json, Value};
+
+use crate::raw;
+use crate::scene::{create_container, item, status, CONTAINER, DATABASE};
+
+async fn find(container: &ContainerClient, query: impl Into<Query>) -> Result<Vec<Value>, CosmosError> {
+    let pages = container.query_items(query.into(), FeedScope::full_container(), None).await?;
+    pages.try_collect().await
+}
+
+/// The query in one logical partition, which needs no plan.
+async fn find_in(container: &ContainerClient, pk: &str, query: &str) -> Result<Vec<Value>, CosmosError> {
+    let pages = container.query_items(Query::from(query), FeedScope::partition(pk.to_owned()), None).await?;
+    pages.try_collect().await
+}
+
+async fn assert_refused(container: &ContainerClient, query: &str, reason: &str) {
+    for answer in [find(container, query).await, find_in(container, "p", query).await] {
+        let error = answer.expect_err(query);
+        assert_eq!(status(&error), 400, "{query}");
+        assert!(error.to_string().contains(reason), "{query}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn a_text_outside_the_grammar_is_refused() {
+    let account = LocalAccount::builder().with_partitions(2).build();
+    let container = create_container(&account.client().await).await;
+    assert_refused(&container, "SELECT c.by FROM c", "Syntax error, incorrect syntax near 'by'.").await;
+    assert_refused(&container, "SELECT * FROM c WHERE c.value = 1", "near 'value'").await;
+    assert_refused(&container, "SELECT * FROM c WHERE", "unexpected end-of-file").await;
+    assert_refused(&container, "SELECT * FROM c WHERE due = 1", "Identifier 'due' could not be resolved.").await;
+    // The SDK asks for a plan of this one, and the plan is refused.
+    assert_refused(&container, "SELECT c.by, COUNT(1) AS n FROM c GROUP BY c.by", "near 'by'").await;
+    assert_eq!(find(&container, r#"SELECT c["by"] FROM c"#).await.unwrap(), [] as [Value; 0]);
+}
+
+#[tokio::test]
+async fn a_parameter_without_a_value_is_refused() {
+    let account = LocalAccount::new();
+    let container = create_container(&account.client().await).await;
+    container.create_item("p", "1", item("p", "1", 7), None).await.unwrap();
+    let text = r#"SELECT * FROM c WHERE c["value"] = @a AND c.id = @b"#;
+    let query =
+        |names: &[&str]| names.iter().fold(Query::from(text), |query, name| query.with_parameter(*name, 7).unwrap());
+    let error = find(&container, query(&["@a"])).await.unwrap_err();
+    assert_eq!(status(&error), 400);
+    assert!(error.to_string().contains("'@b'"), "{error}");
+    assert_eq!(find(&container, query(&["@a", "@b"])).await.unwrap(), [] as [Value; 0]);
+}
+
+#[tokio::test]
+async fn a_refusal_has_the_services_shape() {
+    let account = LocalAccount::new();
+    create_container(&account.client().await).await;
+    let served = account.serve("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let link = format!("dbs/{DATABASE}/colls/{CONTAINER}");
+    for header in ["x-ms-documentdb-isquery", "x-ms-cosmos-is-query-plan-request"] {
+        let mut headers = raw::signed(account.key(), "post", "docs", &link);
+        headers.push((header, "true".to_owned()));
+        let body = json!({ "query": "SELECT c.by FROM c" }).to_string();
+        let (code, answer) = raw::send(&served, "POST", &format!("/{link}/docs"), &headers, &body).await;
+        assert_eq!(code, Some(400));
+        let answer: Value = serde_json::from_str(&answer).unwrap();
+        assert_eq!(answer["code"], "BadRequest");
+        let errors: Value = serde_json::from_str(answer["message"].as_str().unwrap()).unwrap();
+        let expected = json!({ "errors": [{
+            "severity": "Error",
+            "location": { "start": 9, "end": 11 },
+            "code": "SC1001",
+            "message": "Syntax error, incorrect syntax near 'by'.",
+        }] });
+        assert_eq!(errors, expected, "{header}");
+    }
+    served.shutdown().await;
+}
+
+/// Not the partition key: the SDK's planner resolves no escape sequences and looks into the wrong partition.
+#[tokio::test]
+async fn strings_are_found_in_both_quotes() {
+    let account = LocalAccount::builder().with_partitions(3).build();
+    let container = create_container(&account.client().await).await;
+    for (n, text) in ["p1", "it's", r"a\b", "say \"hi\"", "line\nbreak", "🦀"].into_iter().enumerate() {
+        let document = json!({ "id": "1", "pk": n.to_string(), "text": text, "value": n });
+        container.create_item(n.to_string(), "1", document, None).await.unwrap();
+        let double = serde_json::to_string(text).unwrap();
+        let single = format!("'{}'", double[1..double.len() - 1].replace('\'', r"\'"));
+        for literal in [double, single] {
+            for query in [
+                format!("SELECT * FROM c WHERE c.text = {literal}"),
+                format!("SELECT * FROM c WHERE c['text'] IN ({literal}) ORDER BY c.text"),
+                format!(r#"SELECT * FROM c WHERE c["text"] = {literal} ORDER BY c["value"] DESC OFFSET 0 LIMIT 5"#),
+                format!(r#"SELECT VALUE {{"text": c.text, "value": c["value"]}} FROM c WHERE c.text = {literal}"#),
+            ] {
+                let found = find(&container, &*query).await.unwrap_or_else(|error| panic!("{query}: {error}"));
+                let values: Vec<_> = found.iter().map(|found| (&found["text"], &found["value"])).collect();
+                assert_eq!(values, [(&json!(text), &json!(n))], "{query}");
+            }
+        }
+    }
+    let by_key = find_in(&container, "0", r#"SELECT * FROM c WHERE c.pk = "0""#).await.unwrap();
+    assert_eq!(by_key.len(), 1);
+    assert_eq!(find(&container, r#"SELECT * FROM c WHERE c.pk = "0""#).await.unwrap(), by_key);
+}
+
+#[tokio::test]
+async fn a_reserved_word_in_brackets_is_a_property_like_any_other() {
+    let account = LocalAccount::builder().with_partitions(4).build();
+    let container = create_container(&account.client().await).await;
+    for n in 0..20 {
+        let pk = format!("pk{n}");
+        let document = json!({ "id": "1", "pk": pk, "order": n, "lock": { "by": n % 2 } });
+        container.create_item(pk, "1", document, None).await.unwrap();
+    }
+    let text = r#"SELECT TOP 3 c["order"] AS n FROM c WHERE c.lock["by"] = 1 ORDER BY c["order"] DESC"#;
+    let found = find(&container, text).await.unwrap();
+    assert_eq!(found, [json!({ "n": 19 }), json!({ "n": 17 }), json!({ "n": 15 })]);
+}
