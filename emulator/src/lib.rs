@@ -32,6 +32,7 @@ mod auth;
 mod builder;
 mod control;
 mod gate;
+mod indexing;
 mod observe;
 mod provision;
 mod queries;

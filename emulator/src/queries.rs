@@ -5,25 +5,39 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use azure_core::http::Method;
+use azure_core::http::{headers::HeaderName, Method};
 use azure_core::Bytes;
 use serde_json::Value;
 
 use crate::answer::{Answer, Lost};
-use crate::request::{read_json, Outgoing, RequestKind};
+use crate::indexing::Indexing;
+use crate::request::{encode, is_true, read_json, Outgoing, RequestKind};
 use crate::sql::{self, error_json, Query, SyntaxError};
 use crate::wire::Service;
+
+const ENABLE_SCAN: HeaderName = HeaderName::from_static("x-ms-documentdb-query-enable-scan");
 
 /// Longer texts are parsed each time.
 const MAX_REMEMBERED_BYTES: usize = 16 * 1024;
 
-/// So many texts are remembered; one more, and all are forgotten.
+/// So many texts and containers are remembered; one more, and all are forgotten.
 const MAX_REMEMBERED: usize = 1_000;
 
-/// What is known of query texts.
+/// What is known of query texts and of containers.
 #[derive(Default)]
 pub(crate) struct Queries {
+    /// Whether a filter by a path that is not indexed is served by a scan.
+    scans: bool,
     texts: Mutex<HashMap<String, Arc<Result<Query, SyntaxError>>>>,
+    containers: Mutex<Containers>,
+}
+
+#[derive(Default)]
+struct Containers {
+    /// By the container's path.
+    policies: HashMap<String, Arc<Indexing>>,
+    /// Counts the changes, so that a policy is not remembered that was read before one.
+    changes: u64,
 }
 
 /// The body of a query.
@@ -33,6 +47,11 @@ struct Spec {
 }
 
 impl Queries {
+    /// `scans` says whether a filter by a path that is not indexed is served by a scan.
+    pub fn new(scans: bool) -> Self {
+        Self { scans, ..Self::default() }
+    }
+
     /// Answers a query or a query plan, as the service would.
     pub async fn answer(&self, service: &Service, request: &Outgoing, kind: RequestKind) -> Result<Answer, Lost> {
         // A feed without a query is a GET.
@@ -47,7 +66,20 @@ impl Queries {
         if kind == RequestKind::QueryPlan {
             return Ok(with_service_texts(service.forward(&translated(request, &spec.body, query)).await?));
         }
+        if let Some(refusal) = self.unindexed(service, request, query).await? {
+            return Ok(refusal);
+        }
         service.forward(&translated(request, &spec.body, query)).await
+    }
+
+    /// Forgets what is known of containers, after a request that may have changed one.
+    pub fn forget_containers(&self, method: Method) {
+        if method != Method::Get {
+            self.with_containers(|known| {
+                known.policies.clear();
+                known.changes += 1;
+            });
+        }
     }
 
     fn read(&self, request: &Outgoing) -> Option<Spec> {
@@ -71,11 +103,46 @@ impl Queries {
         }
         parsed
     }
+
+    async fn unindexed(&self, service: &Service, request: &Outgoing, query: &Query) -> Result<Option<Answer>, Lost> {
+        if query.filter_paths().is_empty() && query.order_by().is_empty() {
+            return Ok(None);
+        }
+        let Some(indexing) = self.indexing(service, request).await? else { return Ok(None) };
+        if let Some(message) = indexing.order_refusal(query) {
+            return Ok(Some(Answer::refusal(400, None, message)));
+        }
+        let may_scan = self.scans || is_true(&request.headers, &ENABLE_SCAN);
+        let scanned = if may_scan { None } else { indexing.unindexed_filter(query) };
+        Ok(scanned.map(|path| Answer::refusal(400, None, &scan_message(path))))
+    }
+
+    /// The indexing policy of the container that a request is for; none if there is no such container.
+    async fn indexing(&self, service: &Service, request: &Outgoing) -> Result<Option<Arc<Indexing>>, Lost> {
+        let Some(path) = container_path(request) else { return Ok(None) };
+        let (known, changes) = self.with_containers(|known| (known.policies.get(&path).cloned(), known.changes));
+        if known.is_some() {
+            return Ok(known);
+        }
+        let answer = service.forward(&request.get(&path)).await?;
+        let Some(container) = read_json(&answer.body).filter(|_| answer.is_success()) else { return Ok(None) };
+        let indexing = Arc::new(Indexing::of(&container));
+        self.with_containers(|known| {
+            if known.changes == changes {
+                remember(&mut known.policies, path, Arc::clone(&indexing));
+            }
+        });
+        Ok(Some(indexing))
+    }
+
+    fn with_containers<R>(&self, change: impl FnOnce(&mut Containers) -> R) -> R {
+        change(&mut self.containers.lock().unwrap_or_else(PoisonError::into_inner))
+    }
 }
 
 impl fmt::Debug for Queries {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Queries").finish_non_exhaustive()
+        f.debug_struct("Queries").field("scans", &self.scans).finish_non_exhaustive()
     }
 }
 
@@ -84,6 +151,13 @@ fn remember<T>(known: &mut HashMap<String, T>, key: String, value: T) {
         known.clear();
     }
     known.insert(key, value);
+}
+
+fn container_path(request: &Outgoing) -> Option<String> {
+    match request.segments().as_slice() {
+        [_, database, _, container, ..] => Some(format!("/dbs/{}/colls/{}", encode(database), encode(container))),
+        _ => None,
+    }
 }
 
 fn refusal(errors: &Value) -> Answer {
@@ -97,6 +171,14 @@ fn unbound(query: &Query, body: &Value) -> Option<Answer> {
     let name = query.parameters().iter().find(|name| !is_bound(name))?;
     let message = format!("The query uses the parameter '{name}', but the request has no value for it.");
     Some(refusal(&error_json("SC2061", 0, 0, &message)))
+}
+
+fn scan_message(path: &[String]) -> String {
+    let path = path.join("/");
+    format!(
+        "An invalid query has been specified with filters against path(s) excluded from indexing. \
+         Consider adding allow scan header in the request. The path '/{path}' is not indexed."
+    )
 }
 
 /// The request with the query text in the emulator's dialect.

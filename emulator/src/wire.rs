@@ -180,7 +180,9 @@ impl Wire {
             Some(refusal) => refusal,
             None if matches!(facts.kind, RequestKind::Database | RequestKind::Container) => {
                 let _alone = self.structure.lock().await;
-                provision::answer(&self.service, self.provisioning, request).await?
+                let answer = provision::answer(&self.service, self.provisioning, request).await;
+                self.queries.forget_containers(request.method);
+                answer?
             }
             None if matches!(facts.kind, RequestKind::Query | RequestKind::QueryPlan) => {
                 self.queries.answer(&self.service, request, facts.kind).await?

@@ -26,6 +26,7 @@ mod tests;
 
 pub(crate) use error::error_json;
 pub use error::SyntaxError;
+pub(crate) use paths::ELEMENTS;
 
 /// The longest query text that the service takes.
 const MAX_BYTES: usize = 512 * 1024;

@@ -5,7 +5,7 @@ use super::syntax::{Collection, Expression, Function, Name, Select, Selection, S
 use super::{Argument, Call, Query, SortKey};
 
 /// The step of a path that stands for the elements of an array.
-const ELEMENTS: &str = "[]";
+pub(crate) const ELEMENTS: &str = "[]";
 
 const AGGREGATES: &[&str] =
     &["ARRAY_AGG", "AVG", "COUNT", "COUNTIF", "DCOUNT", "MAKELIST", "MAKESET", "MAX", "MIN", "SUM"];

@@ -1,12 +1,14 @@
 //! Queries that the service refuses, and such that only the SDK's emulator would.
 
+use azure_data_cosmos::models::{CompositeIndex, CompositeIndexOrder, CompositeIndexProperty};
+use azure_data_cosmos::models::{ContainerProperties, IndexingPolicy};
 use azure_data_cosmos::{ContainerClient, CosmosError, FeedScope, Query};
 use duroxide_cosmos_emulator::LocalAccount;
 use futures::TryStreamExt;
 use serde_json::{json, Value};
 
 use crate::raw;
-use crate::scene::{create_container, item, status, CONTAINER, DATABASE};
+use crate::scene::{create_container, item, open_container, status, CONTAINER, DATABASE};
 
 async fn find(container: &ContainerClient, query: impl Into<Query>) -> Result<Vec<Value>, CosmosError> {
     let pages = container.query_items(query.into(), FeedScope::full_container(), None).await?;
@@ -25,6 +27,24 @@ async fn assert_refused(container: &ContainerClient, query: &str, reason: &str) 
         assert_eq!(status(&error), 400, "{query}");
         assert!(error.to_string().contains(reason), "{query}: {error}");
     }
+}
+
+async fn container_with(account: &LocalAccount, policy: IndexingPolicy) -> ContainerClient {
+    let client = account.client().await;
+    let properties = ContainerProperties::new(CONTAINER, "/pk".into()).with_indexing_policy(policy);
+    client.create_database(DATABASE, None).await.unwrap();
+    client.database_client(DATABASE).create_container(properties, None).await.unwrap();
+    let container = open_container(&client).await;
+    for n in 0..3 {
+        let document = json!({ "id": n.to_string(), "pk": "p", "a": n, "b": 2 - n, "lock": { "until": n } });
+        container.create_item("p", &n.to_string(), document, None).await.unwrap();
+    }
+    container
+}
+
+fn only(paths: &[&'static str]) -> IndexingPolicy {
+    let policy = paths.iter().fold(IndexingPolicy::default(), |policy, path| policy.with_included_path(*path));
+    policy.with_excluded_path("/*")
 }
 
 #[tokio::test]
@@ -120,4 +140,78 @@ async fn a_reserved_word_in_brackets_is_a_property_like_any_other() {
     let text = r#"SELECT TOP 3 c["order"] AS n FROM c WHERE c.lock["by"] = 1 ORDER BY c["order"] DESC"#;
     let found = find(&container, text).await.unwrap();
     assert_eq!(found, [json!({ "n": 19 }), json!({ "n": 17 }), json!({ "n": 15 })]);
+}
+
+#[tokio::test]
+async fn a_filter_needs_an_index_or_leave_to_scan() {
+    let account = LocalAccount::new();
+    let container = container_with(&account, only(&["/a/?", "/lock/until/?"])).await;
+    assert_eq!(find(&container, "SELECT * FROM c WHERE c.a < 2 AND c.lock.until > 0").await.unwrap().len(), 1);
+    assert_eq!(
+        find(&container, "SELECT * FROM c WHERE c.id = '1' AND c.pk = 'p' AND c._ts > 0").await.unwrap().len(),
+        1
+    );
+    assert_eq!(find(&container, "SELECT c.b FROM c").await.unwrap().len(), 3);
+    let excluded = "filters against path(s) excluded from indexing";
+    assert_refused(&container, "SELECT * FROM c WHERE c.b = 1", excluded).await;
+    assert_refused(&container, "SELECT * FROM c WHERE c.a = 1 AND NOT IS_DEFINED(c.lock.by2)", "'/lock/by2'").await;
+
+    let served = account.serve("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let link = format!("dbs/{DATABASE}/colls/{CONTAINER}");
+    for (allowed, expected) in [("false", 400), ("true", 200)] {
+        let mut headers = raw::signed(account.key(), "post", "docs", &link);
+        headers.push(("x-ms-documentdb-isquery", "true".to_owned()));
+        headers.push(("x-ms-documentdb-partitionkey", r#"["p"]"#.to_owned()));
+        headers.push(("x-ms-documentdb-query-enable-scan", allowed.to_owned()));
+        let body = json!({ "query": "SELECT * FROM c WHERE c.b = 1" }).to_string();
+        let (code, _) = raw::send(&served, "POST", &format!("/{link}/docs"), &headers, &body).await;
+        assert_eq!(code, Some(expected), "{allowed}");
+    }
+    served.shutdown().await;
+}
+
+#[tokio::test]
+async fn an_account_can_serve_every_filter_by_a_scan() {
+    let account = LocalAccount::builder().with_unindexed_filters(true).build();
+    let container = container_with(&account, only(&["/a/?"])).await;
+    assert_eq!(find(&container, "SELECT * FROM c WHERE c.b = 1").await.unwrap().len(), 1);
+    assert_refused(&container, "SELECT * FROM c ORDER BY c.b", "corresponding index").await;
+}
+
+#[tokio::test]
+async fn an_order_needs_an_index_and_one_of_several_paths_a_composite_index() {
+    let account = LocalAccount::builder().with_partitions(2).build();
+    let composite = CompositeIndex::default()
+        .with_property(CompositeIndexProperty::new("/a", CompositeIndexOrder::Ascending))
+        .with_property(CompositeIndexProperty::new("/b", CompositeIndexOrder::Descending));
+    let policy = only(&["/a/?"]).with_composite_index(composite);
+    let container = container_with(&account, policy).await;
+    for served in ["c.a", "c.a DESC", "c.id", "c.a, c.b DESC", "c.a DESC, c.b"] {
+        let found = find(&container, &*format!("SELECT * FROM c ORDER BY {served}")).await;
+        assert_eq!(found.unwrap_or_else(|error| panic!("{served}: {error}")).len(), 3, "{served}");
+    }
+    assert_refused(&container, "SELECT * FROM c ORDER BY c.b", "corresponding index").await;
+    for refused in ["c.a, c.b", "c.b DESC, c.a", "c.a, c.id"] {
+        let text = format!("SELECT * FROM c ORDER BY {refused}");
+        assert_refused(&container, &text, "corresponding composite index").await;
+    }
+}
+
+#[tokio::test]
+async fn a_new_indexing_policy_holds_at_once() {
+    let account = LocalAccount::new();
+    let container = container_with(&account, only(&["/a/?"])).await;
+    let text = "SELECT * FROM c WHERE c.b = 1";
+    assert_refused(&container, text, "excluded").await;
+    let wider = ContainerProperties::new(CONTAINER, "/pk".into()).with_indexing_policy(only(&["/b/?"]));
+    container.replace(wider, None).await.unwrap();
+    assert_eq!(find(&container, text).await.unwrap().len(), 1);
+    assert_refused(&container, "SELECT * FROM c WHERE c.a = 1", "excluded").await;
+
+    container.delete(None).await.unwrap();
+    let again = ContainerProperties::new(CONTAINER, "/pk".into());
+    let client = account.client().await;
+    client.database_client(DATABASE).create_container(again, None).await.unwrap();
+    let container = open_container(&client).await;
+    assert_eq!(find(&container, "SELECT * FROM c WHERE c.a = 1").await.unwrap(), [] as [Value; 0]);
 }
