@@ -196,7 +196,8 @@ impl Facts {
             matches!(sent_as, RequestKind::Create | RequestKind::Upsert | RequestKind::Replace | RequestKind::Batch);
         let body = is_write.then(|| read_json(&request.body)).flatten();
         let reads_only = sent_as == RequestKind::Batch && body.as_ref().is_some_and(has_only_reads);
-        let named = segments.get(5).cloned();
+        // An id with a slash in it is several segments. It is no legal id, and refused as a whole.
+        let named = segments.get(5..).filter(|id| !id.is_empty()).map(|id| id.join("/"));
         let in_body = || {
             let item = body.as_ref()?;
             // A decisive read is a batch of one.
@@ -257,7 +258,7 @@ pub(crate) fn classify(method: Method, segments: &[String], headers: &Headers) -
         ["dbs", _, "colls"] | ["dbs", _, "colls", _] => RequestKind::Container,
         ["dbs", _, "colls", _, "pkranges"] => RequestKind::PartitionKeyRanges,
         ["dbs", _, "colls", _, "docs"] => classify_feed(method, headers),
-        ["dbs", _, "colls", _, "docs", _] => match method {
+        ["dbs", _, "colls", _, "docs", ..] => match method {
             Method::Get => RequestKind::Read,
             Method::Put => RequestKind::Replace,
             Method::Delete => RequestKind::Delete,

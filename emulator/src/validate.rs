@@ -9,35 +9,71 @@ use crate::request::{Facts, RequestKind};
 
 const MAX_ID_BYTES: usize = 1023;
 const MAX_PARTITION_KEY_BYTES: usize = 2048;
+const PARTITION_KEY_MISMATCH: u32 = 1001;
 const ILLEGAL_IN_ID: [char; 4] = ['/', '\\', '?', '#'];
 
 /// The service's refusal, if it would refuse this request for its shape.
 pub(crate) fn refusal(facts: &Facts) -> Option<Answer> {
     let partition_key = facts.partition_key.as_deref().and_then(check_partition_key);
     partition_key
+        .or_else(|| check_name(facts))
         .or_else(|| check_body(facts.kind, facts.body.as_ref()?))
         .map(|message| Answer::refusal(400, None, &message))
+}
+
+/// How the emulator says that an item has another partition key than its request.
+const MISMATCHES: [&str; 3] = [
+    "partition key extracted from the document does not match",
+    "PartitionKey extracted from document doesn't match",
+    "must use the batch partition key",
+];
+
+/// The emulator's refusal of a partition key that does not match, in the service's words and with its code.
+pub(crate) fn corrected(answer: Answer) -> Answer {
+    let is_mismatch = |text: &str| MISMATCHES.iter().any(|mismatch| text.contains(mismatch));
+    if answer.status != 400 || !std::str::from_utf8(&answer.body).is_ok_and(is_mismatch) {
+        return answer;
+    }
+    let message = "PartitionKey extracted from document doesn't match the one specified in the header.";
+    Answer::refusal(400, Some(PARTITION_KEY_MISMATCH), message)
+}
+
+/// The item that a point operation names, in its path or in a batch of one read.
+fn check_name(facts: &Facts) -> Option<String> {
+    match facts.kind {
+        RequestKind::Read | RequestKind::Replace | RequestKind::Delete => check_id(facts.document_id.as_deref()?),
+        _ => None,
+    }
 }
 
 fn check_body(kind: RequestKind, body: &Value) -> Option<String> {
     match kind {
         RequestKind::Create | RequestKind::Upsert | RequestKind::Replace => check_item(body),
-        RequestKind::Batch => body.as_array()?.iter().find_map(check_operation),
+        RequestKind::Batch | RequestKind::Read => body.as_array()?.iter().find_map(check_operation),
         _ => None,
     }
 }
 
-/// Reads and deletions in a batch name items that exist, or don't: only what is stored is checked.
+/// Checks the item that the operation names and the one that it stores.
 fn check_operation(operation: &Value) -> Option<String> {
-    let body = operation.get("resourceBody")?;
-    check_item(operation).or_else(|| check_item(body))
+    let named = operation.get("id").and_then(check_id_value);
+    named.or_else(|| check_item(operation.get("resourceBody")?))
 }
 
-/// An item without an id is the emulator's to refuse.
+/// A patch in a batch carries no item, so it has no id.
 fn check_item(item: &Value) -> Option<String> {
-    check_id(item.get("id")?.as_str()?)
+    check_id_value(item.get("id")?)
 }
 
+fn check_id_value(id: &Value) -> Option<String> {
+    match id.as_str() {
+        Some(id) => check_id(id),
+        None => Some(format!("The input content is invalid because the required property 'id' is not a string: {id}.")),
+    }
+}
+
+/// The service stores some of these all the same, and then answers every read and deletion with 400 or 401: control
+/// characters, and a space at the end.
 fn check_id(id: &str) -> Option<String> {
     if id.is_empty() || id.len() > MAX_ID_BYTES {
         let length = id.len();
@@ -45,8 +81,11 @@ fn check_id(id: &str) -> Option<String> {
             "The input name of {length} bytes is invalid. Ensure to provide a unique non-empty string less than '1024' characters."
         ));
     }
-    let illegal = id.chars().find(|c| ILLEGAL_IN_ID.contains(c))?;
-    Some(format!("Id contains illegal chars: '{illegal}'."))
+    if id.ends_with(' ') {
+        return Some("Id ends with a space.".to_owned());
+    }
+    let illegal = id.chars().find(|c| ILLEGAL_IN_ID.contains(c) || c.is_ascii_control())?;
+    Some(format!("Id contains illegal chars: {illegal:?}."))
 }
 
 fn check_partition_key(header: &str) -> Option<String> {
@@ -63,10 +102,10 @@ mod tests {
 
     #[test]
     fn ids_are_held_to_the_services_rules() {
-        for good in ["a", "instance:1", "ü", &"x".repeat(MAX_ID_BYTES)] {
+        for good in ["a", "instance:1", "ü", " a b", &"x".repeat(MAX_ID_BYTES)] {
             assert_eq!(check_id(good), None, "{good}");
         }
-        for bad in ["", "a/b", "a\\b", "a?", "#", &"x".repeat(MAX_ID_BYTES + 1)] {
+        for bad in ["", " ", "a/b", "a\\b", "a?", "#", "a ", "a\tb", "a\n", &"x".repeat(MAX_ID_BYTES + 1)] {
             assert!(check_id(bad).is_some(), "{bad}");
         }
     }

@@ -187,7 +187,7 @@ impl Wire {
             None if matches!(facts.kind, RequestKind::Query | RequestKind::QueryPlan) => {
                 self.queries.answer(&self.service, request, facts.kind).await?
             }
-            None => self.service.forward(request).await?,
+            None => validate::corrected(self.service.forward(request).await?),
         };
         Ok(self.count(request, facts, answer))
     }

@@ -11,6 +11,8 @@ use duroxide_cosmos_emulator::{
     Gate, LocalAccount, RequestKind, WireAction, WireRule,
 };
 
+use serde_json::json;
+
 use crate::scene::*;
 
 #[tokio::test]
@@ -59,20 +61,64 @@ async fn a_query_crosses_all_partitions() {
 async fn what_the_service_refuses_is_refused() {
     let account = LocalAccount::new();
     let container = create_container(&account.client().await).await;
-    for id in ["a/b", "a\\b", "a?b", "a#b", "", &"x".repeat(1024)] {
+    for id in ["a/b", "a\\b", "a?b", "a#b", "", "a ", "a\tb", &"x".repeat(1024)] {
         let bad = item("p", id, 0);
         let created = container.create_item("p", id, &bad, None).await;
         assert_eq!(status(&created.unwrap_err()), 400, "create {id:?}");
         let upserted = container.upsert_item("p", id, &bad, None).await;
         assert_eq!(status(&upserted.unwrap_err()), 400, "upsert {id:?}");
-        let batch = TransactionalBatch::new("p").create_item(&bad).unwrap();
-        let batched = container.execute_transactional_batch(batch, None).await;
-        assert_eq!(status(&batched.unwrap_err()), 400, "batch {id:?}");
+        for batch in [
+            TransactionalBatch::new("p").create_item(&bad).unwrap(),
+            TransactionalBatch::new("p").upsert_item(item("p", "1", 0), None).unwrap().read_item(id.to_owned(), None),
+            TransactionalBatch::new("p").read_item(id.to_owned(), None),
+            TransactionalBatch::new("p").delete_item(id.to_owned(), None),
+        ] {
+            let batched = container.execute_transactional_batch(batch, None).await;
+            assert_eq!(status(&batched.unwrap_err()), 400, "batch {id:?}");
+        }
+    }
+    // The SDK drops an empty id and control characters from the path.
+    for id in ["a/b", "a\\b", "a?b", "a#b", "a ", &"x".repeat(1024)] {
+        let read = container.read_item("p", id, None).await;
+        assert_eq!(status(&read.unwrap_err()), 400, "read {id:?}");
+        let replaced = container.replace_item("p", id, item("p", id, 0), None).await;
+        assert_eq!(status(&replaced.unwrap_err()), 400, "replace {id:?}");
+        let deleted = container.delete_item("p", id, None).await;
+        assert_eq!(status(&deleted.unwrap_err()), 400, "delete {id:?}");
     }
     let long = "k".repeat(2049);
     let created = container.create_item(long.clone(), "1", item(&long, "1", 0), None).await;
     assert_eq!(status(&created.unwrap_err()), 400);
     assert_eq!(query(&container, "SELECT * FROM c").await, []);
+}
+
+#[tokio::test]
+async fn an_item_without_a_proper_id_or_with_anothers_partition_key_is_refused() {
+    let account = LocalAccount::new();
+    let container = create_container(&account.client().await).await;
+    let items = [
+        json!({ "pk": "p" }),
+        json!({ "id": 1, "pk": "p" }),
+        json!({ "id": null, "pk": "p" }),
+        json!({ "id": "1", "pk": "q" }),
+        json!({ "id": "1" }),
+    ];
+    for bad in items {
+        let mismatch = bad["id"] == "1";
+        let created = container.create_item("p", "1", &bad, None).await;
+        let upserted = container.upsert_item("p", "1", &bad, None).await;
+        let batch = TransactionalBatch::new("p").create_item(&bad).unwrap();
+        let batched = container.execute_transactional_batch(batch, None).await;
+        for error in [created.unwrap_err(), upserted.unwrap_err(), batched.unwrap_err()] {
+            assert_eq!(status(&error), 400, "{bad}: {error}");
+            let substatus = error.status().sub_status().map(|code| code.value());
+            assert_eq!(substatus.filter(|code| *code == 1001).is_some(), mismatch, "{bad}: {error}");
+        }
+    }
+    container.create_item("p", "1", item("p", "1", 0), None).await.unwrap();
+    let moved = container.replace_item("p", "1", item("q", "1", 0), None).await.unwrap_err();
+    assert_eq!(status(&moved), 400);
+    assert_eq!(query(&container, "SELECT * FROM c").await, [item("p", "1", 0)]);
 }
 
 #[tokio::test]
