@@ -13,7 +13,7 @@ use azure_data_cosmos::{
 };
 
 use crate::{
-    credential::{account_reference, Cloud, Credential},
+    credential::{account_reference, Cloud, Credential, TokenCache},
     dispatch::leases::{EqualShares, LeaseProvider},
     model::{Clock, Randomness},
 };
@@ -619,10 +619,11 @@ impl CosmosDBProviderConfig {
         })
     }
 
-    /// The SDK's account reference for this endpoint and credential.
-    pub(crate) fn account_reference(&self) -> Result<AccountReference, ConfigError> {
+    /// The SDK's account reference for this endpoint and credential, and the tokens that it keeps.
+    pub(crate) fn account_reference(&self) -> Result<(AccountReference, Option<TokenCache>), ConfigError> {
         let (endpoint, credential) = (self.require_endpoint()?, self.require_credential()?);
-        account_reference(endpoint, credential, &self.cloud, self.token_scope(), &self.clock)
+        let sources = (&self.clock, &self.randomness);
+        account_reference(endpoint, credential, &self.cloud, self.token_scope(), sources)
     }
 }
 

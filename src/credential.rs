@@ -20,10 +20,11 @@ use azure_identity::{
 
 use crate::{
     config::{endpoint, ConfigError},
-    model::Clock,
+    model::{Clock, Randomness},
 };
 
 use cached::Cached;
+pub(crate) use cached::TokenCache;
 pub use cloud::Cloud;
 #[cfg(feature = "key_auth")]
 pub use connection_string::ConnectionString;
@@ -317,8 +318,8 @@ pub(crate) fn account_reference(
     credential: &Credential,
     cloud: &Cloud,
     token_scope: Option<&str>,
-    clock: &Clock,
-) -> Result<AccountReference, ConfigError> {
+    (clock, randomness): (&Clock, &Randomness),
+) -> Result<(AccountReference, Option<TokenCache>), ConfigError> {
     let endpoint = endpoint::parse(endpoint)?;
     cloud.validate()?;
     #[cfg(feature = "key_auth")]
@@ -326,9 +327,9 @@ pub(crate) fn account_reference(
     let options = || ClientOptions { cloud: cloud.configuration(&endpoint), ..ClientOptions::default() };
     let built = match credential {
         #[cfg(feature = "key_auth")]
-        Credential::AccountKey(key) => return Ok(by_key(key)),
+        Credential::AccountKey(key) => return Ok((by_key(key), None)),
         #[cfg(feature = "key_auth")]
-        Credential::ConnectionString(parsed) => return Ok(by_key(parsed.key())),
+        Credential::ConnectionString(parsed) => return Ok((by_key(parsed.key()), None)),
         Credential::ManagedIdentity(identity) => identity.build(options()),
         Credential::WorkloadIdentity(identity) => identity.build(options()),
         Credential::ClientSecret { tenant_id, client_id, secret } => {
@@ -340,7 +341,9 @@ pub(crate) fn account_reference(
     let token = built
         .map_err(|error| ConfigError::Credential { kind: credential.kind().into_owned(), reason: error.to_string() })?;
     let token = rescoped(token, &endpoint, token_scope);
-    Ok(AccountReference::with_credential(endpoint.into(), Arc::new(Cached::new(token, clock.clone()))))
+    let cached = Cached::new(token, clock.clone(), randomness.clone());
+    let tokens = cached.tokens();
+    Ok((AccountReference::with_credential(endpoint.into(), Arc::new(cached)), Some(tokens)))
 }
 
 fn client_secret(
@@ -398,7 +401,8 @@ mod tests {
     }
 
     fn build(credential: &Credential) -> Result<AccountReference, ConfigError> {
-        account_reference(ENDPOINT, credential, &Cloud::FromEndpoint, None, &Clock::system())
+        let sources = (&Clock::system(), &Randomness::system());
+        Ok(account_reference(ENDPOINT, credential, &Cloud::FromEndpoint, None, sources)?.0)
     }
 
     async fn scope_asked_for(endpoint: &str, given: Option<&str>) -> String {
@@ -527,10 +531,12 @@ mod tests {
     #[test]
     fn bad_endpoints_and_authorities_are_refused() {
         let credential = Credential::managed_identity();
-        let bad_endpoint = account_reference("acc", &credential, &Cloud::Public, None, &Clock::system());
+        let bad_endpoint =
+            account_reference("acc", &credential, &Cloud::Public, None, (&Clock::system(), &Randomness::system()));
         assert!(bad_endpoint.unwrap_err().to_string().contains("COSMOS_ENDPOINT"));
         let cloud = Cloud::Custom { authority_host: "login".into() };
-        let bad_authority = account_reference(ENDPOINT, &credential, &cloud, None, &Clock::system());
+        let bad_authority =
+            account_reference(ENDPOINT, &credential, &cloud, None, (&Clock::system(), &Randomness::system()));
         assert!(bad_authority.unwrap_err().to_string().contains("AZURE_AUTHORITY_HOST"));
     }
 

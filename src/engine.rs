@@ -111,7 +111,7 @@ impl Engine {
     ) {
         let mut pause = Duration::from_millis(250);
         loop {
-            let found = self.store.read::<serde_json::Value>(partition, id, Freshness::LatestCommitted, deadline).await;
+            let found = self.store.read::<serde_json::Value>(partition, id, Freshness::Authoritative, deadline).await;
             let may_still_land = found.map_or(true, |found| found.as_ref().map(|found| &found.etag) == condition);
             if !may_still_land || self.now() >= until || deadline.passed() {
                 return;

@@ -11,8 +11,8 @@ use crate::{
     },
     orders::turn::{carry, Carried, Kind},
     store::{
-        batch::MAX_DOCUMENT_BYTES, queries, Applied, BatchOutcome, Deadline, Operation, Refusal, StoreError, Versioned,
-        WriteOutcome,
+        batch::MAX_DOCUMENT_BYTES, queries, Applied, BatchOutcome, Deadline, Freshness, Operation, Refusal, StoreError,
+        Versioned, WriteOutcome,
     },
     turn::{instance_id, load, read, release::read_latest},
 };
@@ -41,7 +41,7 @@ pub(crate) async fn message(
     let key = MessageDocument::outside_key(&engine.new_token());
     let mut document = MessageDocument::new(partition.clone(), &key, work_item, engine.sequencer.next(), now, due)
         .map_err(|e| refuse(format!("the message can't be written as JSON: {e}")))?;
-    document.by = engine.dispatch.knows_turns();
+    document.known_by = engine.dispatch.knows_turns();
     if let Some(bytes) = document.oversize() {
         let (kind, limit) = (item::kind(work_item), MessageDocument::MAX_BYTES);
         return Err(refuse(format!("the message {kind} for {instance:?} has {bytes} bytes, but the limit is {limit}")));
@@ -87,7 +87,8 @@ pub(crate) async fn message(
 /// the same execution, and the first ones of the next, know it by themselves; here all executions are asked.
 async fn remove_copy(engine: &Engine, message: &MessageDocument, etag: &Etag) -> Result<bool, StoreError> {
     let (partition, deadline) = (&message.instance_id, engine.deadline());
-    let marks: Vec<Marks> = engine.store.query_partition(partition, queries::CONSUMED.statement(), deadline).await?;
+    let statement = queries::CONSUMED.statement().authoritative();
+    let marks: Vec<Marks> = engine.store.query_partition(partition, statement, deadline).await?;
     if marks.iter().all(|marks| marks.consumed(std::iter::once(&message.id)).is_empty()) {
         return Ok(false);
     }
@@ -140,7 +141,7 @@ pub(crate) async fn work(engine: &Arc<Engine>, work_item: &WorkItem) -> Result<(
 
 /// Whether the activity that is there is the one that this call wrote, its answer lost.
 async fn is_ours(engine: &Engine, document: &WorkDocument) -> Result<bool, StoreError> {
-    let freshness = crate::store::Freshness::LatestCommitted;
+    let freshness = Freshness::Authoritative;
     let found =
         engine.store.read::<WorkDocument>(&document.instance_id, &document.id, freshness, engine.deadline()).await?;
     Ok(found.is_some_and(|found| found.document.seq == document.seq))
@@ -182,7 +183,7 @@ async fn check_duplicates(
     deadline: Deadline,
 ) -> Result<(), ProviderError> {
     const OPERATION: &str = "append_with_execution";
-    let documents = read::history(engine, partition, execution, deadline).await;
+    let documents = read::history(engine, partition, execution, Freshness::Authoritative, deadline).await;
     let documents = documents.map_err(|e| e.into_provider_error(OPERATION))?;
     let stored = load::events(documents).map(|(events, _)| events).unwrap_or_default();
     let mut ids = EventSet::default();
@@ -233,7 +234,7 @@ async fn append(
         BatchOutcome::Committed(_) => Ok(true),
         BatchOutcome::RolledBack(_) => {
             // Ours, with its answer lost, or somebody changed the instance.
-            let freshness = crate::store::Freshness::LatestCommitted;
+            let freshness = Freshness::Authoritative;
             let there = engine.store.read::<serde_json::Value>(partition, &history.id, freshness, deadline).await?;
             Ok(there.is_some())
         }

@@ -3,6 +3,7 @@
 use crate::{
     admin::{delete, inspect, metrics, prune, retention},
     config::CosmosDBProviderConfig,
+    credential::TokenCache,
     dispatch,
     engine::Engine,
     enqueue, outbox, shutdown,
@@ -48,8 +49,8 @@ impl CosmosDBProvider {
     /// Opens the container that `config` names.
     pub async fn new_with_config(config: CosmosDBProviderConfig) -> Result<Self, ConnectError> {
         config.validate()?;
-        let client = connect::client(&config).await?;
-        Self::open(&client, config).await
+        let (client, tokens) = connect::connect(&config).await?;
+        Self::open(&client, config, tokens).await
     }
 
     /// Opens the container that the environment names: see [`CosmosDBProviderConfig::from_env`].
@@ -61,15 +62,19 @@ impl CosmosDBProvider {
     /// everything else of `config` is checked as in [`new_with_config`](Self::new_with_config).
     pub async fn new_with_client(client: &CosmosClient, config: CosmosDBProviderConfig) -> Result<Self, ConnectError> {
         config.validate_for_client()?;
-        Self::open(client, config).await
+        Self::open(client, config, None).await
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {
         &self.engine
     }
 
-    async fn open(client: &CosmosClient, config: CosmosDBProviderConfig) -> Result<Self, ConnectError> {
-        let store = bootstrap::open(client, &config).await?;
+    async fn open(
+        client: &CosmosClient,
+        config: CosmosDBProviderConfig,
+        tokens: Option<TokenCache>,
+    ) -> Result<Self, ConnectError> {
+        let store = bootstrap::open(client, &config, tokens).await?;
         let engine = Engine::new(store, config);
         Ok(Self { engine })
     }

@@ -205,7 +205,7 @@ async fn empty(
 }
 
 async fn contents(engine: &Engine, partition: &Partition) -> Result<Vec<Row>, StoreError> {
-    engine.store.query_partition(partition, queries::CONTENTS.statement(), engine.deadline()).await
+    engine.store.query_partition(partition, queries::CONTENTS.statement().authoritative(), engine.deadline()).await
 }
 
 enum Deleted {

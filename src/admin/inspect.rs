@@ -70,9 +70,10 @@ pub(crate) struct PastExecution {
 pub(crate) async fn past_executions(
     engine: &Engine,
     document: &InstanceDocument,
+    freshness: Freshness,
     deadline: Deadline,
 ) -> Result<Vec<PastExecution>, StoreError> {
-    let statement = queries::EXECUTIONS.statement();
+    let statement = queries::EXECUTIONS.statement().seeing(freshness);
     let mut past: Vec<PastExecution> = engine.store.query_partition(&document.instance_id, statement, deadline).await?;
     past.retain(|e| !document.pruning.contains(&e.execution));
     past.sort_by_key(|e| e.execution);
@@ -91,7 +92,7 @@ pub(crate) async fn executions(engine: &Arc<Engine>, instance: &str) -> Result<V
     if !found.document.exists() {
         return Ok(Vec::new());
     }
-    let past = past_executions(engine, &found.document, deadline).await.map_err(failed)?;
+    let past = past_executions(engine, &found.document, Freshness::Session, deadline).await.map_err(failed)?;
     let mut ids: BTreeSet<u64> = past.iter().map(|e| e.execution).collect();
     ids.insert(found.document.execution);
     Ok(ids.into_iter().collect())
@@ -113,7 +114,7 @@ pub(crate) async fn history(
     if found.document.pruning.contains(&execution) {
         return Ok(Vec::new());
     }
-    let documents = read::history(engine, &partition, execution, deadline).await.map_err(failed)?;
+    let documents = read::history(engine, &partition, execution, Freshness::Session, deadline).await.map_err(failed)?;
     parsed(load::events(documents).map(|(events, _)| events), operation)
 }
 
@@ -261,7 +262,8 @@ pub(crate) async fn stats(engine: &Arc<Engine>, instance: &str) -> Result<Option
     let deadline = engine.deadline();
     let found = read::instance(engine, &partition, deadline).await.map_err(failed)?;
     let Some(found) = found.filter(|found| found.document.exists()) else { return Ok(None) };
-    let documents = read::history(engine, &partition, found.document.execution, deadline).await.map_err(failed)?;
+    let (execution, freshness) = (found.document.execution, Freshness::Session);
+    let documents = read::history(engine, &partition, execution, freshness, deadline).await.map_err(failed)?;
     let count: usize = documents.iter().map(|d| d.events.len()).sum();
     let bytes: usize = documents.iter().flat_map(|d| &d.events).map(String::len).sum();
     let pending = load::events(documents).map_or(0, |(events, _)| carried_forward(&events));
@@ -289,13 +291,14 @@ fn carried_forward(events: &[Event]) -> u64 {
         .unwrap_or(0)
 }
 
-/// The children of some instances, and whose they are. One question: the caller cuts it to size.
+/// The children of some instances, and whose they are. One question: the caller cuts it to size. It is authoritative, since
+/// deletions are decided by it: a child that a lagging region does not show would be left without its parent.
 pub(crate) async fn children(
     engine: &Arc<Engine>,
     parents: &[String],
     deadline: Deadline,
 ) -> Result<Vec<InstanceRow>, StoreError> {
-    let statement = queries::CHILDREN.statement().bind("@parents", parents);
+    let statement = queries::CHILDREN.statement().bind_list("@parents", parents).authoritative();
     instances(engine, statement, deadline).await
 }
 
@@ -345,7 +348,7 @@ async fn whole_children(
     parents: &[String],
     seen: &mut Documents,
 ) -> Result<Vec<InstanceRow>, StoreError> {
-    let statement = queries::WHOLE_CHILDREN.statement().bind("@parents", parents);
+    let statement = queries::WHOLE_CHILDREN.statement().bind_list("@parents", parents).authoritative();
     let mut pages = engine.store.container_pages(statement, Patience::PerPage(engine.config.operation_timeout()))?;
     let mut rows = Vec::new();
     while let Some(page) = pages.next().await? {

@@ -123,7 +123,7 @@ async fn open_instances(engine: &Engine, deadline: Deadline) -> Result<Vec<OpenR
 
 async fn read_counters(engine: &Engine, deadline: Deadline) -> Result<Option<Versioned<CountersDocument>>, StoreError> {
     let (partition, id) = (CountersDocument::partition(), CountersDocument::document_id());
-    engine.store.read(&partition, &id, Freshness::LatestCommitted, deadline).await
+    engine.store.read(&partition, &id, Freshness::Authoritative, deadline).await
 }
 
 async fn sum(

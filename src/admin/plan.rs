@@ -508,7 +508,7 @@ async fn next_part(
 ) -> Result<Option<(usize, PlanDocument)>, StoreError> {
     for part in mark.part..mark.parts {
         let id = PlanDocument::document_id(&mark.plan, part);
-        let found = engine.store.read(partition, &id, Freshness::LatestCommitted, engine.deadline()).await?;
+        let found = engine.store.read(partition, &id, Freshness::Authoritative, engine.deadline()).await?;
         if let Some(Versioned { document, .. }) = found {
             return Ok(Some((part, document)));
         }

@@ -8,7 +8,7 @@ use super::{erase, inspect, Failures};
 use crate::{
     engine::Engine,
     model::{kind, status, DocumentId, InstanceDocument, Partition},
-    store::{queries, Deadline, StoreError, Versioned, WriteOutcome},
+    store::{queries, Deadline, Freshness, StoreError, Versioned, WriteOutcome},
     turn::{instance_id, release::read_latest},
 };
 use azure_core::http::Etag;
@@ -29,10 +29,14 @@ pub(crate) async fn prune(
 ) -> Result<PruneResult, ProviderError> {
     let failed = |e: StoreError| e.into_provider_error(OPERATION);
     let deadline = engine.deadline();
-    let found = inspect::existing(engine, instance, OPERATION).await?;
-    let partition = found.document.instance_id.clone();
+    let partition = inspect::existing(engine, instance, OPERATION).await?.document.instance_id;
     finish(engine, &partition, deadline).await.map_err(failed)?;
-    let past = inspect::past_executions(engine, &found.document, deadline).await.map_err(failed)?;
+    // Memory and other regions may know an older execution as the current one.
+    let Some(found) = read_latest(engine, &partition, deadline).await.map_err(failed)? else {
+        return Err(ProviderError::permanent(OPERATION, format!("Instance {instance} not found")));
+    };
+    let freshness = Freshness::Authoritative;
+    let past = inspect::past_executions(engine, &found.document, freshness, deadline).await.map_err(failed)?;
     let doomed = select(&found.document, past, options);
     let mut result = PruneResult { instances_processed: 1, ..PruneResult::default() };
     if doomed.is_empty() {
@@ -124,7 +128,8 @@ async fn finish(engine: &Engine, partition: &Partition, deadline: Deadline) -> R
     if read_latest(engine, partition, deadline).await?.filter(unfinished).is_none() {
         return Ok(());
     }
-    let rows: Vec<Row> = engine.store.query_partition(partition, queries::CONTENTS.statement(), deadline).await?;
+    let rows: Vec<Row> =
+        engine.store.query_partition(partition, queries::CONTENTS.statement().authoritative(), deadline).await?;
     let Some(found) = read_latest(engine, partition, deadline).await?.filter(unfinished) else { return Ok(()) };
     let instance = found.document;
     let pruned = |row: &Row| row.execution.is_some_and(|e| instance.pruning.contains(&e));

@@ -6,14 +6,16 @@
 //! - a token that is due for renewal is still used while it is valid; the new one is fetched beside the requests;
 //! - however many ask, one fetch is under way for each set of scopes, in a task of its own: a caller whose time is up does
 //!   not take it along;
-//! - where renewal fails, the old token serves as long as it is valid. An error is told to those who waited for that fetch
-//!   and to nobody else.
+//! - where renewal fails, the old token serves as long as it is valid. Without a valid token, a failure is told to everyone
+//!   who asks until the pause after it is over: 1, 2, 4 … 30 s, with jitter;
+//! - a fetch that takes longer than [`TIME_LIMIT`] has failed;
+//! - a token that the service refuses is dropped, once in [`DROP_INTERVAL`], and the next request fetches another.
 
 use std::{
     collections::HashMap,
     error::Error as StdError,
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -27,14 +29,23 @@ use futures::{
     FutureExt,
 };
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 use tracing::warn;
 
-use crate::model::{clock::millis, Clock, Millis};
+use crate::model::{clock::millis, Clock, Millis, Randomness};
 
 /// A token is renewed this long before it expires, or at half of its life where that is shorter.
 const AHEAD: Duration = Duration::from_secs(5 * 60);
 /// How long a renewal that failed is left alone while the old token is valid.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
+
+/// What one fetch may take. Some credentials have no limit of their own.
+const TIME_LIMIT: Duration = Duration::from_secs(30);
+/// The pauses after a fetch that failed while there is no valid token.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// How often a token that the service refuses is replaced. If the next one is refused as well, the token is not at fault.
+const DROP_INTERVAL: Duration = Duration::from_secs(60);
 
 type Fetch = Shared<BoxFuture<'static, Result<AccessToken, SharedError>>>;
 type Answer = oneshot::Sender<Result<AccessToken, SharedError>>;
@@ -43,7 +54,36 @@ type Answer = oneshot::Sender<Result<AccessToken, SharedError>>;
 pub(super) struct Cached {
     inner: Arc<dyn TokenCredential>,
     clock: Clock,
+    randomness: Randomness,
     entries: Arc<Entries>,
+}
+
+/// The tokens of one client, so that the code that meets a refusal can drop them.
+#[derive(Clone, Default)]
+pub(crate) struct TokenCache(Arc<Entries>);
+
+impl TokenCache {
+    /// Drops the tokens after the service refused one. `false` where that was done a moment ago already.
+    pub(crate) fn drop_refused(&self) -> bool {
+        let mut entries = self.0.lock();
+        let now = Instant::now();
+        let mut dropped = false;
+        for entry in entries.values_mut() {
+            let is_recent = entry.dropped_at.is_some_and(|at| now.duration_since(at) < DROP_INTERVAL);
+            if !is_recent && entry.kept.take().is_some() {
+                entry.dropped_at = Some(now);
+                dropped = true;
+            }
+        }
+        dropped
+    }
+}
+
+impl fmt::Debug for TokenCache {
+    // Not derived: it holds tokens.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TokenCache")
+    }
 }
 
 /// By scopes. What else a request for a token carries is about how it is sent.
@@ -54,6 +94,16 @@ struct Entries(Mutex<HashMap<Vec<String>, Entry>>);
 struct Entry {
     kept: Option<Kept>,
     under_way: Option<Fetch>,
+    failure: Option<Failure>,
+    dropped_at: Option<Instant>,
+}
+
+/// A fetch that failed.
+struct Failure {
+    error: SharedError,
+    pause: Duration,
+    /// No other fetch begins before then.
+    until: Instant,
 }
 
 struct Kept {
@@ -76,11 +126,16 @@ fn expiry(token: &AccessToken) -> Millis {
 enum Plan {
     Use(AccessToken),
     Await(Fetch),
+    Fail(SharedError),
 }
 
 impl Cached {
-    pub(super) fn new(inner: Arc<dyn TokenCredential>, clock: Clock) -> Self {
-        Self { inner, clock, entries: Arc::default() }
+    pub(super) fn new(inner: Arc<dyn TokenCredential>, clock: Clock, randomness: Randomness) -> Self {
+        Self { inner, clock, randomness, entries: Arc::default() }
+    }
+
+    pub(super) fn tokens(&self) -> TokenCache {
+        TokenCache(self.entries.clone())
     }
 
     /// What a caller does, and what is to be begun for it: not here, where the entries are locked.
@@ -92,6 +147,10 @@ impl Cached {
                 return (Plan::Use(kept.token.clone()), None);
             }
             let old = valid.map(|kept| kept.token.clone());
+            let failure = entry.failure.as_ref().filter(|failure| Instant::now() < failure.until);
+            if let (None, Some(failure)) = (&old, failure) {
+                return (Plan::Fail(failure.error.clone()), None);
+            }
             let (fetch, begin) = entry.join_fetch();
             (old.map_or(Plan::Await(fetch), Plan::Use), begin)
         })
@@ -99,12 +158,15 @@ impl Cached {
 
     /// Fetches a token in a task that goes on whether anybody waits or not.
     fn begin(&self, scopes: Vec<String>, answer: Answer) {
-        let (inner, clock) = (self.inner.clone(), self.clock.clone());
+        let (inner, clock, jitter) = (self.inner.clone(), self.clock.clone(), self.randomness.fraction());
         let under_way = UnderWay { entries: self.entries.clone(), scopes };
         tokio::spawn(async move {
             let scopes: Vec<&str> = under_way.scopes.iter().map(String::as_str).collect();
-            let token = inner.get_token(&scopes, None).await.map_err(SharedError::new);
-            under_way.entries.with(&under_way.scopes, |entry| entry.keep(&token, clock.now()));
+            let token = match tokio::time::timeout(TIME_LIMIT, inner.get_token(&scopes, None)).await {
+                Ok(token) => token.map_err(SharedError::new),
+                Err(_) => Err(SharedError::new(NoAnswer)),
+            };
+            under_way.entries.with(&under_way.scopes, |entry| entry.keep(&token, clock.now(), jitter));
             drop(under_way);
             // Nobody may be waiting.
             let _ = answer.send(token);
@@ -113,9 +175,12 @@ impl Cached {
 }
 
 impl Entries {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Vec<String>, Entry>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn with<R>(&self, scopes: &[String], look: impl FnOnce(&mut Entry) -> R) -> R {
-        let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        look(entries.entry(scopes.to_vec()).or_default())
+        look(self.lock().entry(scopes.to_vec()).or_default())
     }
 }
 
@@ -133,9 +198,10 @@ impl Entry {
     }
 
     /// Takes what a fetch gave: its token, or else the old one a while longer.
-    fn keep(&mut self, answer: &Result<AccessToken, SharedError>, now: Millis) {
+    fn keep(&mut self, answer: &Result<AccessToken, SharedError>, now: Millis, jitter: f64) {
         match answer {
             Ok(token) => {
+                self.failure = None;
                 let expiry = expiry(token);
                 let ahead = millis(AHEAD).min(expiry.saturating_sub(now) / 2);
                 self.kept = Some(Kept { token: token.clone(), renew_at: expiry - ahead });
@@ -144,9 +210,18 @@ impl Entry {
                 if let Some(kept) = self.kept.as_mut().filter(|kept| kept.is_valid(now)) {
                     warn!(%error, expires = %kept.token.expires_on, "the token could not be renewed; the old one is used");
                     kept.renew_at = now + millis(RETRY_AFTER);
+                } else {
+                    self.fail(error.clone(), jitter);
                 }
             }
         }
+    }
+
+    /// Puts the next fetch off, for longer after each failure.
+    fn fail(&mut self, error: SharedError, jitter: f64) {
+        let pause = self.failure.as_ref().map_or(FIRST_PAUSE, |before| (before.pause * 2).min(LONGEST_PAUSE));
+        let until = Instant::now() + pause.mul_f64(0.75 + jitter / 2.0);
+        self.failure = Some(Failure { error, pause, until });
     }
 }
 
@@ -177,6 +252,7 @@ impl TokenCredential for Cached {
         match plan {
             Plan::Use(token) => Ok(token),
             Plan::Await(fetch) => fetch.await.map_err(|error| azure_core::Error::new(ErrorKind::Credential, error)),
+            Plan::Fail(error) => Err(azure_core::Error::new(ErrorKind::Credential, error)),
         }
     }
 }
@@ -187,6 +263,18 @@ impl fmt::Debug for Cached {
         f.write_str("Cached")
     }
 }
+
+/// A credential that does not answer.
+#[derive(Debug)]
+struct NoAnswer;
+
+impl fmt::Display for NoAnswer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the credential gave no answer within {TIME_LIMIT:?}")
+    }
+}
+
+impl StdError for NoAnswer {}
 
 /// One failure, told to all who waited for it.
 #[derive(Clone, Debug)]
@@ -256,7 +344,8 @@ mod tests {
             });
             let time = clock.clone();
             let now = Clock::from_fn(move || time.load(SeqCst));
-            Self { cached: Arc::new(Cached::new(inner.clone(), now)), inner, clock }
+            let cached = Arc::new(Cached::new(inner.clone(), now, Randomness::seeded(1)));
+            Self { cached, inner, clock }
         }
 
         fn pass(&self, time: Duration) {
@@ -371,7 +460,7 @@ mod tests {
         assert_eq!(scene.fetches(), 1);
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn an_old_token_serves_as_long_as_it_is_valid_where_renewal_fails() {
         let scene = Scene::new(HOUR);
         let first = scene.token().await;
@@ -386,27 +475,68 @@ mod tests {
         scene.pass(MINUTE * 5);
         assert!(scene.cached.get_token(&[SCOPE], None).await.is_err(), "it has expired");
         scene.inner.failing.store(false, SeqCst);
+        tokio::time::advance(FIRST_PAUSE * 2).await;
         assert_ne!(scene.token().await, first);
     }
 
-    #[tokio::test]
-    async fn an_error_is_told_with_its_reasons_and_not_kept() {
+    #[tokio::test(start_paused = true)]
+    async fn an_error_is_told_with_its_reasons() {
         let scene = Scene::new(HOUR);
         scene.inner.failing.store(true, SeqCst);
-        for asked in 1..=3 {
-            let error = scene.cached.get_token(&[SCOPE], None).await.unwrap_err();
-            let mut reasons = vec![error.to_string()];
-            let mut cause = StdError::source(&error);
-            while let Some(reason) = cause {
-                reasons.push(reason.to_string());
-                cause = reason.source();
-            }
-            let reasons = reasons.join(": ");
-            assert!(reasons.contains("no token") && reasons.contains("az is not there"), "{reasons}");
-            assert_eq!(scene.fetches(), asked);
+        let error = scene.cached.get_token(&[SCOPE], None).await.unwrap_err();
+        let mut reasons = vec![error.to_string()];
+        let mut cause = StdError::source(&error);
+        while let Some(reason) = cause {
+            reasons.push(reason.to_string());
+            cause = reason.source();
         }
+        let reasons = reasons.join(": ");
+        assert!(reasons.contains("no token") && reasons.contains("az is not there"), "{reasons}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_credential_that_fails_is_asked_less_and_less_often_until_it_succeeds() {
+        let scene = Scene::new(HOUR);
+        scene.inner.failing.store(true, SeqCst);
+        // Ten requests a second for a minute and a half, each of which the SDK makes ask for a token.
+        for _ in 0..900 {
+            scene.cached.get_token(&[SCOPE], None).await.unwrap_err();
+            tokio::time::advance(Duration::from_millis(100)).await;
+        }
+        assert!((5..=9).contains(&scene.fetches()), "{} fetches", scene.fetches());
         scene.inner.failing.store(false, SeqCst);
-        assert_eq!(scene.token().await, format!("4 for {SCOPE}"));
+        tokio::time::advance(LONGEST_PAUSE * 2).await;
+        scene.token().await;
+        let fetches = scene.fetches();
+        scene.token().await;
+        assert_eq!(scene.fetches(), fetches);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_fetch_that_never_ends_is_given_up_and_the_next_one_begins() {
+        let scene = Scene::new(HOUR);
+        scene.inner.gate.forget_permits(Semaphore::MAX_PERMITS);
+        let error = scene.cached.get_token(&[SCOPE], None).await.unwrap_err();
+        assert!(error.to_string().contains("no answer within 30s"), "{error}");
+        scene.inner.gate.add_permits(1);
+        tokio::time::advance(FIRST_PAUSE * 2).await;
+        scene.token().await;
+        assert_eq!(scene.fetches(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_token_that_the_service_refuses_is_fetched_anew_once_a_minute_at_most() {
+        let scene = Scene::new(HOUR);
+        let (first, tokens) = (scene.token().await, scene.cached.tokens());
+        assert!(tokens.drop_refused());
+        let second = scene.token().await;
+        assert_ne!(second, first);
+        assert!(!tokens.drop_refused());
+        assert_eq!(scene.token().await, second);
+        tokio::time::advance(DROP_INTERVAL).await;
+        assert!(tokens.drop_refused());
+        scene.token().await;
+        assert_eq!(scene.fetches(), 3);
     }
 
     #[tokio::test]
@@ -432,7 +562,7 @@ mod tests {
     fn a_fetch_that_ends_with_its_runtime_is_begun_again_in_the_next() {
         let scene = Scene::new(HOUR);
         scene.inner.gate.forget_permits(Semaphore::MAX_PERMITS);
-        let runtime = || tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime().block_on(async {
             let cached = scene.cached.clone();
             tokio::spawn(async move { cached.get_token(&[SCOPE], None).await });

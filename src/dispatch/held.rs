@@ -86,7 +86,7 @@ pub(super) mod tests {
             session_id: session.map(ToOwned::to_owned),
             tag: None,
             slot: None,
-            by: None,
+            known_by: None,
             lock: None,
             item: None,
             etag: None,

@@ -11,11 +11,11 @@ use crate::{
     engine::Engine,
     model::{kind, DocumentId, MessageDocument, Millis, Partition, Slot, SlotRange, Tags, WorkDocument},
     outbox,
-    store::{queries, Lenient, Pages, Patience, Statement, StoreError},
+    store::{queries, Lenient, Pages, Patience, Statement, StoreError, QUERY_TIME},
 };
 use azure_data_cosmos::feed::FeedRange;
 use serde::{de::DeserializeOwned, Deserialize};
-use std::{num::NonZeroU32, sync::Arc, time::Duration};
+use std::{num::NonZeroU32, sync::Arc};
 use tracing::debug;
 
 /// What another process knows of, or looks after, is left to it for so long.
@@ -24,8 +24,6 @@ pub(super) const GRACE: Millis = 2_000;
 const PAGE: u32 = 50;
 /// Rows of a page that follows one which held nothing for us.
 const NEXT_PAGE: u32 = 250;
-/// What a page may take: behind a partition that does not answer there are others.
-const PATIENCE: Duration = Duration::from_secs(3);
 /// Pages of one look.
 const MOST_PAGES: usize = 8;
 /// Activities that are looked at for each worker that waits: others may be faster.
@@ -100,7 +98,7 @@ struct Row {
     #[serde(default)]
     session_id: Option<String>,
     #[serde(default)]
-    by: Option<String>,
+    known_by: Option<String>,
 }
 
 /// What a row is to this process.
@@ -213,7 +211,7 @@ fn with_slots(statement: Statement, look: &Look<'_>, page: u32) -> Statement {
 }
 
 fn with_tags(statement: Statement, tags: &Tags) -> Statement {
-    statement.bind("@any", tags.any).bind("@untagged", tags.untagged).bind("@tags", &tags.tags)
+    statement.bind("@any", tags.any).bind("@untagged", tags.untagged).bind_list("@tags", &tags.tags)
 }
 
 fn rows<T: DeserializeOwned + Send + 'static>(
@@ -222,7 +220,7 @@ fn rows<T: DeserializeOwned + Send + 'static>(
     statement: Statement,
 ) -> Result<Pages<Lenient<T>>, StoreError> {
     match look.range {
-        Some(range) => engine.store.range_pages(range, statement, Patience::PerPage(PATIENCE)),
+        Some(range) => engine.store.range_pages(range, statement, Patience::PerPage(QUERY_TIME)),
         None => engine.store.container_pages(statement, engine.deadline()),
     }
 }
@@ -308,7 +306,7 @@ impl Row {
             starts: false,
             tag: document.tag.clone(),
             session_id: document.session_id.clone(),
-            by: document.by.clone(),
+            known_by: document.known_by.clone(),
         }
     }
 
@@ -316,10 +314,10 @@ impl Row {
     fn is_young(&self, look: &Look<'_>, view: &View, me: &str, ours: SlotRange, now: Millis) -> bool {
         let slot = Slot::of(&self.instance_id);
         // What this process knew of and has forgotten is known to nobody.
-        if look.eager || look.named.contains(&slot) || self.by.as_deref() == Some(me) {
+        if look.eager || look.named.contains(&slot) || self.known_by.as_deref() == Some(me) {
             return false;
         }
-        let known = self.by.as_ref().is_some_and(|by| view.takes(by, &self.kind, self.tag.as_deref()));
+        let known = self.known_by.as_ref().is_some_and(|by| view.takes(by, &self.kind, self.tag.as_deref()));
         if ours.contains(slot) && !known {
             return false;
         }
@@ -393,7 +391,7 @@ impl Row {
             session_id: self.session_id.clone(),
             tag: self.tag.clone(),
             slot: None,
-            by: self.by.clone(),
+            known_by: self.known_by.clone(),
             lock: None,
             item: None,
             etag: None,

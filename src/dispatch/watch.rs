@@ -15,7 +15,7 @@ use crate::{
     admin::retention,
     engine::Engine,
     model::{clock::millis, BellDocument, Slot, SlotRange, Tags},
-    store::{Deadline, StoreError},
+    store::{Deadline, StoreError, QUERY_TIME},
 };
 use azure_data_cosmos::feed::FeedRange;
 use std::{
@@ -59,7 +59,7 @@ const LONGEST_SILENCE: Duration = Duration::from_secs(30);
 /// After a failure.
 const PAUSE: Duration = Duration::from_secs(1);
 /// What a renewal may take: whatever else is to be done waits for it.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = QUERY_TIME;
 /// A queue with plenty at hand is looked at again then.
 const PUT_OFF: Duration = Duration::from_millis(40);
 /// Where so much was found, some of it is taken before there is more looking.
@@ -97,7 +97,10 @@ impl Physical {
     }
 
     fn answered(&mut self, answer: &Result<Found, StoreError>) {
-        self.silence = answer.is_err().then(|| Silence::after(self.silence));
+        self.silence = match answer {
+            Ok(_) | Err(StoreError::PartitionsChanged { .. }) => None,
+            Err(_) => Some(Silence::after(self.silence)),
+        };
     }
 }
 
@@ -489,6 +492,11 @@ impl Watch {
             // What could not be asked may be elsewhere by now.
             self.partitions_at = None;
         }
+        if let Some(StoreError::PartitionsChanged { .. }) = trouble {
+            // The present partitions are asked at once.
+            self.push(Errand { at: now, rests: Rests::new(), ..errand });
+            return Ok(());
+        }
         let rest = later.map(|later| errand_at(errand.queue, later, errand.what.clone()));
         errand.young |= found.young > 0 && !matches!(errand.what, Where::Awaited(_));
         if let Some((pause, tries)) = errand.again(&found) {
@@ -575,6 +583,10 @@ impl Watch {
         if let Some(physical) = self.partitions.get_mut(at) {
             physical.answered(&answer);
         }
+        if let Err(StoreError::PartitionsChanged { .. }) = answer {
+            (self.partitions_at, self.sweep) = (None, Instant::now());
+            return Ok(());
+        }
         let mut found = answer?;
         if std::mem::take(&mut found.more) && found.news == 0 {
             // One queue may hide the other, and rows that nobody here takes those behind them.
@@ -607,7 +619,7 @@ impl Watch {
             Physical { slots, range, silence: silence(slots) }
         };
         let partitions: Vec<Physical> = ranges.into_iter().map(physical).collect();
-        let are_others = partitions.len() != self.partitions.len();
+        let are_others = !partitions.iter().map(|p| &p.range).eq(self.partitions.iter().map(|p| &p.range));
         if are_others {
             self.rests.clear();
             self.errands.iter_mut().for_each(|errand| errand.rests.clear());

@@ -409,7 +409,7 @@ pub(crate) struct MessageDocument {
     pub(crate) slot: Option<Slot>,
     /// The member that knows of it without asking.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) by: Option<String>,
+    pub(crate) known_by: Option<String>,
     /// Attempts that are not in the instance's claims any more.
     #[serde(default)]
     pub(crate) attempts: u32,
@@ -485,7 +485,7 @@ impl MessageDocument {
             due,
             seq,
             created_at: now,
-            by: None,
+            known_by: None,
             attempts: 0,
             starts: false,
             delivered: false,
@@ -559,7 +559,7 @@ pub(crate) struct WorkDocument {
     pub(crate) slot: Option<Slot>,
     /// The member whose turn scheduled it: it knows of it without asking, and is told when it is done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) by: Option<String>,
+    pub(crate) known_by: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) lock: Option<Lock>,
     /// The work item as JSON; a large one is in a document of its own, which claims don't rewrite.
@@ -633,7 +633,7 @@ impl WorkDocument {
         let mut document = Self {
             id,
             slot: Some(Slot::of(&partition)),
-            by: None,
+            known_by: None,
             instance_id: partition,
             kind: kind::WORK.to_owned(),
             due: now,
@@ -860,8 +860,8 @@ pub(crate) struct IntentDocument {
     /// The document to create in the target.
     pub(crate) document: serde_json::Value,
     /// How often those who took it over could not deliver it, for a passing reason.
-    #[serde(default)]
-    pub(crate) attempts: u32,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) retries: u32,
     /// Why it can't be delivered, once that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) poisoned: Option<String>,
@@ -886,7 +886,7 @@ impl IntentDocument {
             created_at: now,
             target,
             document,
-            attempts: 0,
+            retries: 0,
             poisoned: None,
         }
     }
@@ -1048,4 +1048,10 @@ impl CountersDocument {
         self.executions += sign * sealed.totals.executions as i64;
         self.events += sign * sealed.totals.events as i64;
     }
+}
+
+/// For fields that are left out while they say nothing.
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }

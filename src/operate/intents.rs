@@ -62,7 +62,7 @@ struct Row {
     target: Partition,
     created_at: Millis,
     #[serde(default)]
-    attempts: u32,
+    retries: u32,
     #[serde(default)]
     poisoned: Option<String>,
     /// The beginning of the work item.
@@ -82,7 +82,7 @@ impl Intent {
             target: named(&row.target),
             message: message.unwrap_or_else(|| "a message that can't be read".to_owned()),
             created_at: row.created_at,
-            attempts: row.attempts,
+            attempts: row.retries,
             state: row.poisoned.map_or(IntentState::Late, |reason| IntentState::Poisoned { reason }),
         }
     }
@@ -98,11 +98,11 @@ pub(super) async fn retry(engine: &Arc<Engine>, instance: &str, intent: &str) ->
     let Some((partition, id)) = place(instance, intent) else { return Ok(false) };
     let deadline = engine.deadline();
     loop {
-        let found = engine.store.read::<IntentDocument>(&partition, &id, Freshness::LatestCommitted, deadline).await?;
+        let found = engine.store.read::<IntentDocument>(&partition, &id, Freshness::Authoritative, deadline).await?;
         let Some(found) = found else { return Ok(false) };
         let mut next = found.document;
         let now: Millis = engine.now();
-        (next.due, next.poisoned, next.attempts) = (Some(now), None, 0);
+        (next.due, next.poisoned, next.retries) = (Some(now), None, 0);
         let written = engine.store.replace(&partition, &id, &next, Some(&found.etag), deadline).await?;
         if let WriteOutcome::Done(_) = written {
             outbox::reconcile_soon(engine, None);

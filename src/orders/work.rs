@@ -275,7 +275,7 @@ async fn ours(
     if let Some(etag) = etag {
         return Some((document, etag));
     }
-    let (partition, id, freshness) = (&document.instance_id, &document.id, Freshness::LatestCommitted);
+    let (partition, id, freshness) = (&document.instance_id, &document.id, Freshness::Authoritative);
     match engine.store.read::<WorkDocument>(partition, id, freshness, engine.deadline()).await {
         Ok(Some(found)) if found.document.held_by(token) => Some((found.document, found.etag)),
         Ok(found) => {

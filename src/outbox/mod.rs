@@ -59,7 +59,7 @@ pub(crate) async fn deliver_soon(engine: &Arc<Engine>, intents: Vec<IntentDocume
 
 /// Delivers each intent, several at once; returns those that have arrived.
 async fn deliver_all(engine: &Arc<Engine>, intents: Vec<IntentDocument>, deadline: Deadline) -> Vec<IntentDocument> {
-    let outcomes: Vec<(IntentDocument, Result<(), StoreError>)> = stream::iter(intents)
+    let outcomes: Vec<(IntentDocument, Result<(), Failure>)> = stream::iter(intents)
         .map(|intent| async move {
             let outcome = deliver(engine, &intent, deadline).await;
             (intent, outcome)
@@ -71,23 +71,38 @@ async fn deliver_all(engine: &Arc<Engine>, intents: Vec<IntentDocument>, deadlin
     for (intent, outcome) in outcomes {
         match outcome {
             Ok(()) => delivered.push(intent),
-            Err(error) if may_pass(&error) => {
+            Err(Failure::Later(error)) => {
                 warn!(id = %intent.id, target = %intent.target, %error, "a message is delivered later");
             }
-            Err(error) => poison(engine, intent, &error, deadline).await,
+            Err(Failure::Never(error)) => poison(engine, intent, &error, deadline).await,
         }
     }
     delivered
 }
 
-/// Whether a failure says nothing about the message, as an outage or a missing role.
-fn may_pass(error: &StoreError) -> bool {
-    !(error.is_unstorable() || matches!(error, StoreError::Malformed { .. }))
+/// Why a message was not delivered.
+enum Failure {
+    /// The message itself can't be stored (400, 413) or read: no later attempt succeeds.
+    Never(StoreError),
+    /// The failure says nothing about the message: an outage, a missing role, an answer that we do not know.
+    Later(StoreError),
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        if error.is_unstorable() {
+            Self::Never(error)
+        } else {
+            Self::Later(error)
+        }
+    }
 }
 
 /// Creates the message in its target. One that is there, or whose marker is, was delivered before.
-async fn deliver(engine: &Arc<Engine>, intent: &IntentDocument, deadline: Deadline) -> Result<(), StoreError> {
-    let unreadable = |e: String| StoreError::Malformed { detail: format!("intent {} can't be read: {e}", intent.id) };
+async fn deliver(engine: &Arc<Engine>, intent: &IntentDocument, deadline: Deadline) -> Result<(), Failure> {
+    let unreadable = |e: String| {
+        Failure::Never(StoreError::Malformed { detail: format!("intent {} can't be read: {e}", intent.id) })
+    };
     let id = intent.document.get("id").and_then(serde_json::Value::as_str).unwrap_or_default();
     let id = DocumentId::try_from(id.to_owned()).map_err(unreadable)?;
     let message = || serde_json::from_value::<MessageDocument>(intent.document.clone());
@@ -112,7 +127,7 @@ async fn deliver(engine: &Arc<Engine>, intent: &IntentDocument, deadline: Deadli
             Ok(())
         }
         WriteOutcome::Refused(refusal) => {
-            Err(StoreError::Malformed { detail: format!("a delivery was answered {refusal:?}") })
+            Err(Failure::Later(StoreError::Unavailable { detail: format!("a delivery was answered {refusal:?}") }))
         }
     }
 }
@@ -234,11 +249,11 @@ async fn claim(
 /// Delivers an intent that is ours, and deletes it; or puts it off, or marks it as one that can't be delivered.
 async fn settle(engine: &Arc<Engine>, intent: Versioned<IntentDocument>) {
     // A target that does not answer is not asked again and again; one that is slow has more time with each attempt.
-    let deadline = Deadline::after((pause_after(intent.document.attempts) / 2).min(TAKEN_FOR));
+    let deadline = Deadline::after((pause_after(intent.document.retries) / 2).min(TAKEN_FOR));
     match deliver(engine, &intent.document, deadline).await {
         Ok(()) => forget(engine, vec![intent.document], engine.deadline()).await,
-        Err(error) if may_pass(&error) => put_off(engine, intent, &error).await,
-        Err(error) => poison(engine, intent.document, &error, engine.deadline()).await,
+        Err(Failure::Later(error)) => put_off(engine, intent, &error).await,
+        Err(Failure::Never(error)) => poison(engine, intent.document, &error, engine.deadline()).await,
     }
 }
 
@@ -249,10 +264,10 @@ fn pause_after(attempts: u32) -> Duration {
 /// Puts a delivery off that failed for a passing reason. Best effort: otherwise it is due again when our time is up.
 async fn put_off(engine: &Engine, intent: Versioned<IntentDocument>, error: &StoreError) {
     let Versioned { mut document, etag } = intent;
-    let pause = pause_after(document.attempts);
+    let pause = pause_after(document.retries);
     warn!(id = %document.id, target = %document.target, %error, ?pause, "a message is delivered later");
     document.due = Some(engine.now().saturating_add(millis(pause)));
-    document.attempts = document.attempts.saturating_add(1);
+    document.retries = document.retries.saturating_add(1);
     let (partition, id) = (&document.instance_id, &document.id);
     let written = engine.store.replace(partition, id, &document, Some(&etag), engine.deadline()).await;
     if let Err(error) = written {

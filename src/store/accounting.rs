@@ -37,6 +37,11 @@ impl OperationKind {
         Self::Batch,
     ];
 
+    /// Whether it is a query.
+    pub(crate) fn is_query(self) -> bool {
+        matches!(self, Self::PartitionQuery | Self::ContainerQuery)
+    }
+
     /// A short name for logs and metrics.
     pub fn as_str(self) -> &'static str {
         match self {

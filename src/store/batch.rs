@@ -62,15 +62,21 @@ impl Operation {
         Self::Delete { id, if_match: if_match.map(ToString::to_string) }
     }
 
-    /// The bytes that this operation adds to a batch.
+    /// The bytes that this operation adds to a batch: the service counts ids and conditions as well as documents.
     pub(crate) fn size(&self) -> usize {
-        // What the service's format puts around a document.
+        // The names of the fields around them, with quotes and commas. An ETag's own quotes are escaped.
         const ENVELOPE: usize = 96;
         let document = match self {
             Self::Create { document } | Self::Upsert { document } | Self::Replace { document, .. } => size_of(document),
             Self::Delete { .. } => 0,
         };
-        document + ENVELOPE
+        let (id, condition) = match self {
+            Self::Create { .. } | Self::Upsert { .. } => (0, None),
+            Self::Replace { id, if_match, .. } | Self::Delete { id, if_match } => {
+                (id.as_str().len(), if_match.as_ref())
+            }
+        };
+        document + id + condition.map_or(0, String::len) + ENVELOPE
     }
 
     /// The id of the document that this operation writes.
@@ -150,9 +156,9 @@ pub(crate) struct RolledBack {
 }
 
 impl RolledBack {
-    /// Whether the operation failed for a reason that passes by itself, such as throttling.
+    /// Whether the operation failed for a reason that passes by itself, such as throttling, or for one that we do not know.
     pub(crate) fn is_passing(&self) -> bool {
-        matches!(self.status, 408 | 410 | 429 | 449 | 500 | 502 | 503 | 504)
+        !matches!(self.status, 400 | 401 | 403 | 404 | 409 | 412 | 413)
     }
 }
 

@@ -5,17 +5,20 @@
 //! that mends it.
 
 use super::{
-    error::{describe, StoreError},
-    format, indexing, write_regions, Deadline, Place, Store, MAX_PAUSE, MIN_PAUSE,
+    error::{classify, describe, is_token_missing, StoreError, Verdict},
+    format, indexing, probe, write_regions, Deadline, Place, Store, MAX_PAUSE, MIN_PAUSE,
 };
-use crate::config::{CosmosDBProviderConfig, Throughput};
+use crate::{
+    config::{CosmosDBProviderConfig, Throughput},
+    credential::TokenCache,
+};
 use azure_data_cosmos::{
     models::{ContainerProperties, PartitionKeyDefinition, PartitionKeyVersion, ThroughputProperties, TimeToLive},
     options::CreateContainerOptions,
     ContainerClient, CosmosClient, CosmosError,
 };
 use futures::future::BoxFuture;
-use std::time::Duration;
+use std::{future::Future, time::Duration};
 use tracing::{info, warn};
 
 /// The path of the partition key, which can't be changed once a container is there.
@@ -25,18 +28,23 @@ pub(crate) const PARTITION_KEY_PATH: &str = "/instanceId";
 const TIME: Duration = Duration::from_secs(60);
 
 /// Opens the container, making it first where `config` allows that.
-pub(crate) async fn open(client: &CosmosClient, config: &CosmosDBProviderConfig) -> Result<Store, StoreError> {
-    let opening = Opening::new(client.endpoint().host_str(), config, TIME);
+pub(crate) async fn open(
+    client: &CosmosClient,
+    config: &CosmosDBProviderConfig,
+    tokens: Option<TokenCache>,
+) -> Result<Store, StoreError> {
+    let opening = Opening { tokens, ..Opening::new(client.endpoint().host_str(), config, TIME) };
     let container = match opening.find(client).await? {
         Some(container) => container,
         None if config.create_if_missing() => opening.create(client).await?,
         None => return Err(opening.place.missing()),
     };
     opening.check(&container).await?;
-    let store = || Store::new(container.clone(), opening.place.clone(), config.randomness().clone());
     // With a store of its own: what opening takes is not in the statistics.
-    format::agree(&store(), opening.deadline).await?;
-    Ok(store())
+    let store = opening.store(container.clone());
+    opening.once_present(|| format::agree(&store, opening.deadline)).await?;
+    opening.check_batches(&store).await?;
+    Ok(opening.store(container))
 }
 
 /// The account, database and container that are being opened, and how long that may take.
@@ -45,6 +53,7 @@ pub(super) struct Opening<'a> {
     place: Place,
     time: Duration,
     deadline: Deadline,
+    tokens: Option<TokenCache>,
 }
 
 /// A container that is there, and how it is set up.
@@ -68,7 +77,7 @@ impl<'a> Opening<'a> {
             container: config.container().to_owned(),
             credential: config.credential_kind(),
         };
-        Self { config, place, time, deadline: Deadline::after(time) }
+        Self { config, place, time, deadline: Deadline::after(time), tokens: None }
     }
 
     async fn find(&self, client: &CosmosClient) -> Result<Option<ContainerClient>, StoreError> {
@@ -119,10 +128,12 @@ impl<'a> Opening<'a> {
         self.check_write_regions(container).await
     }
 
+    pub(super) fn store(&self, container: ContainerClient) -> Store {
+        Store::new(container, self.place.clone(), self.config, self.tokens.clone())
+    }
+
     async fn properties(&self, container: &ContainerClient) -> Result<ContainerProperties, StoreError> {
-        let Setup::Done(response) = self.ride_out(|| Box::pin(container.read(None))).await? else {
-            return Err(self.place.missing());
-        };
+        let response = self.ride_out_present(|| Box::pin(container.read(None))).await?;
         response
             .into_model()
             .map_err(|e| StoreError::Malformed { detail: format!("the container's properties: {}", describe(&e)) })
@@ -133,10 +144,6 @@ impl<'a> Opening<'a> {
         let container = self.find(client).await?.ok_or_else(|| self.place.missing())?;
         let properties = self.properties(&container).await?;
         Ok(Found { container, properties })
-    }
-
-    pub(super) fn place(&self) -> &Place {
-        &self.place
     }
 
     pub(super) fn deadline(&self) -> Deadline {
@@ -161,6 +168,14 @@ impl<'a> Opening<'a> {
         }
     }
 
+    /// Refuses an account whose batches are not what every commit relies on.
+    pub(super) async fn check_batches(&self, store: &Store) -> Result<(), StoreError> {
+        let Some(flaw) = probe::batches(store, self.deadline).await? else { return Ok(()) };
+        let problem = format!("{}, so two workers could commit the same turn", flaw.describe());
+        let remedy = "Gateway 2.0 and the vNext emulator in Docker are known to do this: connect through the standard                       gateway (with_gateway_v2_disabled, for a client of your own), and use the local account of this                       project in place of that emulator";
+        Err(self.unfit(problem, remedy.to_owned()))
+    }
+
     pub(super) async fn check_write_regions(&self, container: &ContainerClient) -> Result<(), StoreError> {
         let Some((one, other)) = write_regions::several(self, container).await? else { return Ok(()) };
         let problem = format!(
@@ -170,7 +185,7 @@ impl<'a> Opening<'a> {
         );
         let remedy = format!(
             "Run `az cosmosdb update --name {} --resource-group <group> --enable-multiple-write-locations false`",
-            account_name(&self.place)
+            self.place.account_name()
         );
         Err(self.unfit(problem, remedy))
     }
@@ -210,6 +225,38 @@ impl<'a> Opening<'a> {
         Err(self.unfit(problem, remedy))
     }
 
+    /// Like [`ride_out`](Self::ride_out), for a container that was found. A container that was just created is not known
+    /// everywhere for some seconds: until the deadline, an answer that it is missing says nothing.
+    pub(super) async fn ride_out_present<'x, T>(
+        &self,
+        attempt: impl Fn() -> BoxFuture<'x, Result<T, CosmosError>>,
+    ) -> Result<T, StoreError> {
+        let once = || async {
+            match self.ride_out(&attempt).await? {
+                Setup::Done(value) => Ok(value),
+                Setup::NotFound | Setup::Conflict => Err(self.place.missing()),
+            }
+        };
+        self.once_present(once).await
+    }
+
+    /// Repeats a call while a container that was found is said to be missing.
+    async fn once_present<T, F: Future<Output = Result<T, StoreError>>>(
+        &self,
+        mut call: impl FnMut() -> F,
+    ) -> Result<T, StoreError> {
+        let mut pause = MIN_PAUSE;
+        loop {
+            match call().await {
+                Err(StoreError::Missing { .. }) if !self.deadline.passed() => {
+                    tokio::time::sleep(pause.min(self.deadline.remaining())).await;
+                    pause = (pause * 2).min(MAX_PAUSE);
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
     /// Repeats an attempt while the service is throttling or away.
     pub(super) async fn ride_out<'x, T>(
         &self,
@@ -222,12 +269,12 @@ impl<'a> Opening<'a> {
                 Ok(Err(error)) => error,
                 Err(_) => return Err(StoreError::Unavailable { detail: self.silence() }),
             };
-            match u16::from(error.status().status_code()) {
-                404 => return Ok(Setup::NotFound),
-                409 => return Ok(Setup::Conflict),
-                401 | 403 if error.is_from_wire() => return Err(self.denied(&error)),
-                408 | 410 | 429 | 449 | 500 | 502 | 503 | 504 if !self.deadline.passed() => {}
-                401 if !self.deadline.passed() => return Err(self.no_token(&error)),
+            match classify(&error) {
+                Verdict::Absent | Verdict::ContainerMissing => return Ok(Setup::NotFound),
+                Verdict::Exists => return Ok(Setup::Conflict),
+                Verdict::Denied => return Err(self.denied(&error)),
+                Verdict::Retry { .. } if is_token_missing(&error) => return Err(self.no_token(&error)),
+                Verdict::Retry { .. } => {}
                 _ => return Err(StoreError::Malformed { detail: self.context(&error) }),
             }
             tokio::time::sleep(pause.min(self.deadline.remaining())).await;
@@ -252,7 +299,7 @@ impl<'a> Opening<'a> {
                 ),
             };
         }
-        self.place.denied(describe(error))
+        self.place.denied(error)
     }
 
     fn no_token(&self, error: &CosmosError) -> StoreError {
@@ -303,16 +350,12 @@ pub(crate) fn policy_json() -> String {
     serde_json::to_string(&indexing::policy()).unwrap_or_default()
 }
 
-fn account_name(place: &Place) -> &str {
-    place.account.split('.').next().unwrap_or(&place.account)
-}
-
 /// The command that creates the container, with its index.
 pub(crate) fn create_command(place: &Place) -> String {
     format!(
         "az cosmosdb sql container create --account-name {} --resource-group <group> --database-name {} --name {} \
          --partition-key-path {PARTITION_KEY_PATH} --partition-key-version 2 --ttl -1 --idx '{}'",
-        account_name(place),
+        place.account_name(),
         place.database,
         place.container,
         policy_json()
@@ -322,7 +365,7 @@ pub(crate) fn create_command(place: &Place) -> String {
 fn update_command(place: &Place, change: &str) -> String {
     format!(
         "az cosmosdb sql container update --account-name {} --resource-group <group> --database-name {} --name {} {change}",
-        account_name(place),
+        place.account_name(),
         place.database,
         place.container
     )

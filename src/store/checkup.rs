@@ -67,7 +67,7 @@ pub(crate) async fn run(config: &CosmosDBProviderConfig) -> Vec<(&'static str, L
     lines.push(("time to live", time_to_live));
     let regions = opening.check_write_regions(&container).await;
     lines.push(("regions", Line::of(regions, "writes go to one region")));
-    let store = Store::new(container, opening.place().clone(), config.randomness().clone());
+    let store = opening.store(container);
     let format = match format::read(&store, opening.deadline()).await {
         Ok(Some(format)) => Line::Fine(format!("{format}")),
         Ok(None) => Line::Fine("none yet: whoever opens the container first notes it".to_owned()),

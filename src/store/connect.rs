@@ -3,12 +3,16 @@
 use super::{
     bootstrap::{Opening, Setup},
     error::{describe, StoreError},
+    QUERY_TIME,
 };
-use crate::config::{endpoint, ConfigError, CosmosDBProviderConfig};
+use crate::{
+    config::{endpoint, ConfigError, CosmosDBProviderConfig},
+    credential::TokenCache,
+};
 use azure_core::http::Url;
 use azure_data_cosmos::{
     options::{BinaryEncodingOptions, ConnectionPoolOptions, UserAgentSuffix},
-    CosmosClient, CosmosClientBuilder, CosmosRuntime,
+    CosmosClient, CosmosClientBuilder, CosmosError, CosmosRuntime,
 };
 
 /// A failure to set up the provider.
@@ -50,21 +54,36 @@ fn binary_encoding(endpoint: &Url, variable: Option<&str>) -> Option<BinaryEncod
     (!by_user && endpoint::is_emulator(endpoint)).then(|| BinaryEncodingOptions::new().with_enabled(false))
 }
 
+/// How the client connects.
+///
+/// - Gateway 2.0 is off: the SDK's encoder for it has no token for the flag that makes a batch atomic.
+/// - The HTTP timeout is that of queries, whose pages take up to 5 s on the server. Everything else gets a shorter limit
+///   per operation, because one attempt must end before a turn's lock does.
+pub(crate) fn connection_pool(config: &CosmosDBProviderConfig) -> Result<ConnectionPoolOptions, CosmosError> {
+    ConnectionPoolOptions::builder()
+        .with_gateway_v2_disabled(true)
+        .with_max_dataplane_request_timeout(config.request_timeout().max(QUERY_TIME))
+        .build()
+}
+
 /// The client that a provider with this configuration makes for itself: for
 /// [`new_with_client`](crate::CosmosDBProvider::new_with_client), and for what only a client does, such as removing a
 /// container.
 ///
 /// It has a runtime of its own: the SDK's process-wide one would take its timeouts from whoever came first.
 pub async fn client(config: &CosmosDBProviderConfig) -> Result<CosmosClient, ConnectError> {
-    let account = config.account_reference()?;
+    Ok(connect(config).await?.0)
+}
+
+/// The client, and the tokens that its credential keeps.
+pub(crate) async fn connect(
+    config: &CosmosDBProviderConfig,
+) -> Result<(CosmosClient, Option<TokenCache>), ConnectError> {
+    let (account, tokens) = config.account_reference()?;
     let endpoint = config.endpoint().unwrap_or("the account").to_owned();
     let failed =
         |e: azure_data_cosmos::CosmosError| ConnectError::Client { endpoint: endpoint.clone(), detail: describe(&e) };
-    let pool = ConnectionPoolOptions::builder()
-        // One HTTP attempt must end before a turn's lock does, or its retry comes too late.
-        .with_max_dataplane_request_timeout(config.request_timeout())
-        .build()
-        .map_err(failed)?;
+    let pool = connection_pool(config).map_err(failed)?;
     let runtime = CosmosRuntime::builder().with_connection_pool(pool).build().await.map_err(failed)?;
     let suffix = UserAgentSuffix::try_from(config.user_agent_suffix().to_owned())
         .map_err(|e| ConnectError::Client { endpoint: endpoint.clone(), detail: e.to_string() })?;
@@ -81,7 +100,7 @@ pub async fn client(config: &CosmosDBProviderConfig) -> Result<CosmosClient, Con
         Box::pin(builder.build(account.clone(), config.routing_strategy()))
     });
     match built.await? {
-        Setup::Done(client) => Ok(client),
+        Setup::Done(client) => Ok((client, tokens)),
         Setup::NotFound | Setup::Conflict => {
             Err(ConnectError::Client { endpoint: endpoint.clone(), detail: "there is no account here".to_owned() })
         }
@@ -94,6 +113,15 @@ mod tests {
 
     fn chosen(endpoint: &str, variable: Option<&str>) -> Option<bool> {
         binary_encoding(&Url::parse(endpoint).unwrap(), variable).map(|options| options.enabled)
+    }
+
+    #[test]
+    fn gateway_2_is_off_and_a_page_may_take_its_time() {
+        let pool = connection_pool(&CosmosDBProviderConfig::default()).unwrap();
+        assert!(pool.gateway_v2_disabled());
+        assert!(pool.max_dataplane_request_timeout() >= std::time::Duration::from_secs(6));
+        let patient = CosmosDBProviderConfig::default().with_request_timeout(std::time::Duration::from_secs(20));
+        assert_eq!(connection_pool(&patient).unwrap().max_dataplane_request_timeout().as_secs(), 20);
     }
 
     #[test]

@@ -75,6 +75,13 @@ pub enum StoreError {
         /// The command that mends it.
         remedy: String,
     },
+    /// The container's physical partitions are others than those that were asked. The same question to the present ones
+    /// succeeds.
+    #[error("{detail}")]
+    PartitionsChanged {
+        /// What was asked.
+        detail: String,
+    },
     /// A document or answer that could not be written or read as JSON, or an answer that makes no sense.
     #[error("{detail}")]
     Malformed {
@@ -90,7 +97,7 @@ impl StoreError {
 
     /// Whether the same call may succeed later.
     pub fn is_passing(&self) -> bool {
-        matches!(self, Self::Unavailable { .. } | Self::OutcomeUnknown { .. })
+        matches!(self, Self::Unavailable { .. } | Self::OutcomeUnknown { .. } | Self::PartitionsChanged { .. })
     }
 
     /// Whether the turn or item itself can't be stored, whoever tries.
@@ -138,7 +145,7 @@ pub(crate) enum Verdict {
     Full,
     /// 404 on the container or database.
     ContainerMissing,
-    /// Nothing that waiting mends.
+    /// The SDK could not make sense of what we sent or of the answer: the same call fails again.
     Broken,
 }
 
@@ -170,6 +177,14 @@ const TOKEN_NOT_HAD: u16 = 20_402;
 /// Substatus of a request that could not be signed: in all other requests the same, with the reason in the text.
 const NOT_SIGNED: u16 = 20_401;
 
+/// Substatus of a 404 while a container that was just created is being set up.
+const CREATION_IN_PROGRESS: u16 = 1_013;
+/// Substatuses of a 401 that passes: the token is not valid yet, or not any more (clocks differ), or the service could not
+/// look up the identity's groups.
+const TOKEN_NOT_YET_VALID: u16 = 5_005;
+const TOKEN_EXPIRED: u16 = 5_006;
+const GROUPS_NOT_FOUND: u16 = 5_201;
+
 /// Substatus of a query whose partitions were split and whose new ones the SDK could not list, which it makes up as a 500.
 const SPLIT_NOT_FOLLOWED: u16 = 20_206;
 
@@ -180,9 +195,12 @@ pub(crate) fn classify(error: &CosmosError) -> Verdict {
     let substatus = status.sub_status().map_or(0, |s| s.value());
     let (refused, failed) = applied(error);
     match (code, substatus) {
-        (401, TOKEN_NOT_HAD | NOT_SIGNED) => Verdict::Retry { after: None, applied: refused },
+        (401, TOKEN_NOT_HAD | NOT_SIGNED | TOKEN_NOT_YET_VALID | TOKEN_EXPIRED | GROUPS_NOT_FOUND) => {
+            Verdict::Retry { after: None, applied: refused }
+        }
         (403, PARTITION_FULL) => Verdict::Full,
         (401 | 403, _) => Verdict::Denied,
+        (404, CREATION_IN_PROGRESS) => Verdict::Retry { after: retry_after(error), applied: refused },
         (404, OWNER_NOT_FOUND) => Verdict::ContainerMissing,
         (404, _) => Verdict::Absent,
         (409, _) => Verdict::Exists,
@@ -193,9 +211,20 @@ pub(crate) fn classify(error: &CosmosError) -> Verdict {
         (500, SPLIT_NOT_FOLLOWED) => Verdict::Retry { after: None, applied: failed },
         // Any other 500 that the SDK made up itself is a fault in what we sent or in how it read the answer.
         (500, _) if !error.is_from_wire() => Verdict::Broken,
-        (408 | 410 | 500 | 502 | 503 | 504, _) => Verdict::Retry { after: None, applied: failed },
-        _ => Verdict::Broken,
+        // Failures that pass, and every status that we do not know: a proxy or a later service may answer anything, and
+        // none of it says that the request is wrong.
+        _ => Verdict::Retry { after: retry_after(error), applied: failed },
     }
+}
+
+/// Whether the service did not accept the key or the token.
+pub(crate) fn is_unauthorized(error: &CosmosError) -> bool {
+    u16::from(error.status().status_code()) == 401
+}
+
+/// Whether the credential gave no token.
+pub(crate) fn is_token_missing(error: &CosmosError) -> bool {
+    is_unauthorized(error) && !error.is_from_wire()
 }
 
 /// Whether a write may have been done where its last answer was a refusal, and where it was a failure.
@@ -240,6 +269,9 @@ pub(crate) fn describe(error: &CosmosError) -> String {
             }
             cause = reason.source();
         }
+    }
+    if matches!((code, substatus), (401, TOKEN_NOT_YET_VALID | TOKEN_EXPIRED)) {
+        text.push_str(" (check this machine's clock)");
     }
     match status.name() {
         Some(name) => format!("{code}/{substatus} {name}: {text}"),

@@ -26,7 +26,7 @@ pub(super) async fn agree(store: &Store, deadline: Deadline) -> Result<(), Store
 pub(super) async fn read(store: &Store, deadline: Deadline) -> Result<Option<u32>, StoreError> {
     let ours = FormatDocument::new();
     // Any other region may not have heard of it yet.
-    let freshness = Freshness::LatestCommitted;
+    let freshness = Freshness::Authoritative;
     let found = store.read::<Value>(&ours.instance_id, &ours.id, freshness, deadline).await?;
     let Some(found) = found else { return Ok(None) };
     check(&store.inner.place, &found.document).map(|()| Some(FORMAT))

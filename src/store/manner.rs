@@ -19,13 +19,14 @@ pub(crate) async fn in_background<F: std::future::Future>(what: F) -> F::Output 
 pub(super) struct Manner {
     consistency: ReadConsistencyStrategy,
     priority: Option<PriorityLevel>,
+    authoritative: bool,
 }
 
 impl Default for Manner {
     /// Whatever the account's default is: below Session the SDK would send no session token, and a process would not see
     /// what it has written itself. Writes don't look at it.
     fn default() -> Self {
-        Self { consistency: ReadConsistencyStrategy::Session, priority: None }
+        Self { consistency: ReadConsistencyStrategy::Session, priority: None, authoritative: false }
     }
 }
 
@@ -38,6 +39,15 @@ impl Manner {
     /// Everything that was committed in the region that answers.
     pub(super) fn latest_committed(self) -> Self {
         Self { consistency: ReadConsistencyStrategy::LatestCommitted, ..self }
+    }
+
+    /// Everything that was committed, as the write region knows it.
+    pub(super) fn authoritative(self) -> Self {
+        Self { authoritative: true, ..self.latest_committed() }
+    }
+
+    pub(super) fn is_authoritative(self) -> bool {
+        self.authoritative
     }
 
     /// Where throughput is short, others go first, if the account has priority-based execution; otherwise it says nothing.

@@ -14,14 +14,17 @@ pub(crate) mod bootstrap;
 pub(crate) mod checkup;
 pub(crate) mod connect;
 mod deadline;
+mod denied;
 pub(crate) mod error;
 mod format;
 pub(crate) mod indexing;
 mod manner;
 mod pages;
 mod physical;
+mod probe;
 pub(crate) mod queries;
 mod read;
+mod regions;
 #[cfg(test)]
 mod tests;
 mod write_regions;
@@ -35,7 +38,11 @@ pub(crate) use pages::{Lenient, Pages, Patience};
 pub(crate) use queries::Statement;
 pub(crate) use read::{Freshness, Versioned};
 
-use crate::model::{DocumentId, Partition, Randomness};
+use crate::{
+    config::CosmosDBProviderConfig,
+    credential::TokenCache,
+    model::{DocumentId, Partition, Randomness},
+};
 use accounting::Accounting;
 use azure_core::http::Etag;
 use azure_data_cosmos::{
@@ -48,10 +55,11 @@ use azure_data_cosmos::{
 };
 use batch::Results;
 pub(crate) use error::Applied;
-use error::{classify, describe, is_repeated, Verdict};
+use error::{classify, describe, is_repeated, is_unauthorized, Verdict};
 use futures::future::BoxFuture;
 pub(crate) use manner::in_background;
 use manner::Manner;
+use regions::Regions;
 use serde::Serialize;
 use std::{sync::Arc, time::Duration};
 use tokio::time::error::Elapsed;
@@ -62,6 +70,10 @@ const MIN_PAUSE: Duration = Duration::from_millis(10);
 const MAX_PAUSE: Duration = Duration::from_millis(500);
 /// The SDK refuses a shorter end-to-end time; our own timer cuts off below it.
 const MIN_SDK_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long one attempt of a query may take at least. The service works on a page for up to 5 s: whoever cuts it off
+/// earlier meets the same page again and again.
+pub(crate) const QUERY_TIME: Duration = Duration::from_secs(7);
 
 /// How a write of one document ended, where the service said so.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,6 +109,11 @@ struct Inner {
     randomness: Randomness,
     /// At most this many physical partitions are asked by one query.
     max_fan_out: u32,
+    /// How long one attempt of anything but a query may take.
+    attempt_time: Duration,
+    regions: Regions,
+    /// The tokens of the client, where they are kept by us.
+    tokens: Option<TokenCache>,
 }
 
 /// Where the container is and how we sign in, for messages that help.
@@ -109,8 +126,22 @@ pub(crate) struct Place {
 }
 
 impl Store {
-    pub(crate) fn new(container: ContainerClient, place: Place, randomness: Randomness) -> Self {
-        let inner = Inner { container, accounting: Accounting::default(), place, randomness, max_fan_out: 10_000 };
+    pub(crate) fn new(
+        container: ContainerClient,
+        place: Place,
+        config: &CosmosDBProviderConfig,
+        tokens: Option<TokenCache>,
+    ) -> Self {
+        let inner = Inner {
+            container,
+            accounting: Accounting::default(),
+            place,
+            randomness: config.randomness().clone(),
+            max_fan_out: 10_000,
+            attempt_time: config.request_timeout(),
+            regions: Regions::default(),
+            tokens,
+        };
         Self { inner: Arc::new(inner) }
     }
 
@@ -264,6 +295,7 @@ impl Store {
                 Answer::Response(response) => response,
                 Answer::Refused(refusal) => return Err(odd_batch(refusal)),
             };
+            self.inner.regions.wrote(&response.diagnostics());
             if response.requests() > 1 {
                 call.applied = Applied::Perhaps;
             }
@@ -295,6 +327,7 @@ impl Store {
         match self.ride_out(call, attempt).instrument(span).await? {
             Answer::Refused(refusal) => Ok(WriteOutcome::Refused(refusal)),
             Answer::Response(response) => {
+                self.inner.regions.wrote(&response.diagnostics());
                 if response.requests() > 1 {
                     call.applied = Applied::Perhaps;
                 }
@@ -365,8 +398,14 @@ impl Store {
                 }
                 Ok(None)
             }
+            // A token may be refused that was good a moment ago: the next attempt gets another one.
+            Verdict::Denied if is_unauthorized(&error) && self.drop_tokens() => Ok(None),
             verdict => Err(self.explain(call, verdict, &error)),
         }
+    }
+
+    fn drop_tokens(&self) -> bool {
+        self.inner.tokens.as_ref().is_some_and(TokenCache::drop_refused)
     }
 
     /// Waits before the next attempt: what the service asked for, or a doubling pause with some jitter.
@@ -409,7 +448,7 @@ impl Store {
                 detail: format!("with {} bytes it is over the limit of 2 MB: {detail}", call.bytes),
             },
             Verdict::Full => StoreError::PartitionFull { partition: call.partition.clone() },
-            Verdict::Denied => place.denied(detail),
+            Verdict::Denied => place.denied(error),
             Verdict::ContainerMissing => place.missing(),
             _ => StoreError::Malformed { detail },
         }
@@ -425,7 +464,9 @@ impl Store {
         );
         let (partition, document) = (partition.to_string(), document.to_owned());
         let (manner, applied) = (Manner::default(), Applied::No);
-        Call { kind, partition, document, bytes: 0, deadline, manner, applied, span }
+        // An attempt of a query is bounded by the HTTP timeout: one page may take several requests.
+        let attempt_time = if kind.is_query() { Duration::MAX } else { self.inner.attempt_time };
+        Call { kind, partition, document, bytes: 0, deadline, attempt_time, manner, applied, span }
     }
 }
 
@@ -437,6 +478,8 @@ struct Call {
     /// What it carries, for a message that names the size.
     bytes: usize,
     deadline: Deadline,
+    /// How long one attempt may take.
+    attempt_time: Duration,
     manner: Manner,
     /// Whether one of the attempts so far may have been done.
     applied: Applied,
@@ -456,7 +499,8 @@ impl Call {
     fn options(&self) -> OperationOptions {
         // We wait between attempts ourselves, so that a caller with a short lock hears in time.
         let throttling = ThrottlingRetryOptionsBuilder::new().with_max_retry_count(0).build();
-        let time = EndToEndOperationLatencyPolicy::new(self.deadline.remaining().max(MIN_SDK_TIMEOUT));
+        let time = self.deadline.remaining().min(self.attempt_time).max(MIN_SDK_TIMEOUT);
+        let time = EndToEndOperationLatencyPolicy::new(time);
         let options = OperationOptionsBuilder::new()
             .with_end_to_end_latency_policy(time)
             .with_throttling_retry_options(throttling);
@@ -465,8 +509,7 @@ impl Call {
 
     fn give_up(&self, detail: &str) -> StoreError {
         let detail = format!("{} {}: {detail}", self.kind.as_str(), self.document);
-        let writes =
-            !matches!(self.kind, OperationKind::Read | OperationKind::PartitionQuery | OperationKind::ContainerQuery);
+        let writes = self.kind != OperationKind::Read && !self.kind.is_query();
         match self.applied {
             Applied::Perhaps if writes => StoreError::OutcomeUnknown { detail },
             _ => StoreError::Unavailable { detail },
@@ -507,22 +550,6 @@ impl Response for BatchResponse {
 }
 
 impl Place {
-    fn denied(&self, detail: String) -> StoreError {
-        let advice = if self.credential.contains("key") || self.credential.contains("connection string") {
-            "Check that the key belongs to this account and that local authentication is not disabled \
-             (disableLocalAuth): if it is, sign in with Entra ID"
-                .to_owned()
-        } else {
-            format!(
-                "Assign the role 'Cosmos DB Built-in Data Contributor' to the identity: az cosmosdb sql role assignment \
-                 create --account-name <account of {}> --resource-group <group> --scope / --principal-id <object id> \
-                 --role-definition-id 00000000-0000-0000-0000-000000000002",
-                self.account
-            )
-        };
-        StoreError::Denied { credential: self.credential.clone(), detail, advice }
-    }
-
     fn missing(&self) -> StoreError {
         StoreError::Missing {
             what: format!("the container {} in database {}", self.container, self.database),

@@ -4,11 +4,13 @@
 //! each of its pages gets through. The position after the last page that came is the SDK's continuation; with it a query
 //! goes on in a new iterator, since one that has failed gives nothing more.
 
-use super::{error::StoreError, Answer, Call, Deadline, OperationKind, Response, Statement, Store, MIN_PAUSE};
+use super::{
+    error::StoreError, regions::Origin, Answer, Call, Deadline, OperationKind, Response, Statement, Store, MIN_PAUSE,
+};
 use crate::model::Partition;
 use azure_data_cosmos::{
-    feed::{ContinuationToken, QueryPageIterator},
-    options::{FeedOptions, MaxItemCountHint, QueryOptions},
+    feed::{ContinuationToken, FeedRange, QueryPageIterator},
+    options::{ExcludedRegions, FeedOptions, MaxItemCountHint, QueryOptions},
     CosmosError, FeedScope, Query,
 };
 use futures::StreamExt;
@@ -90,6 +92,8 @@ impl Store {
         statement: Statement,
         patience: Patience,
     ) -> Result<Pages<T>, StoreError> {
+        // `TOP` never reaches the partitions: without a page size each returns as much as it likes.
+        debug_assert!(statement.page_size().is_some(), "{} has no page size", statement.name());
         let anywhere = Partition::system("any");
         let call = self.call(OperationKind::ContainerQuery, &anywhere, statement.name(), patience.deadline());
         self.pages(call, statement, scope, patience)
@@ -106,7 +110,7 @@ impl Store {
         let page_size = statement.page_size().map_or(MaxItemCountHint::ServerDecides, MaxItemCountHint::Limit);
         let query = statement.into_query()?;
         let (store, position) = (self.clone(), Position::Start);
-        Ok(Pages { store, call, patience, query, scope, page_size, open: None, position })
+        Ok(Pages { store, call, patience, query, scope, range: None, page_size, open: None, position, relisted: false })
     }
 }
 
@@ -117,7 +121,11 @@ pub(crate) struct Pages<T: Send> {
     patience: Patience,
     query: Query,
     scope: FeedScope,
+    /// The physical partitions that it asks, where it asks some of them only.
+    range: Option<FeedRange>,
     page_size: MaxItemCountHint,
+    /// The list of physical partitions was fetched anew after a page was refused.
+    relisted: bool,
     /// The SDK's iterator, until a page of it fails.
     open: Option<QueryPageIterator<T>>,
     position: Position,
@@ -133,6 +141,11 @@ enum Position {
 }
 
 impl<T: DeserializeOwned + Send + 'static> Pages<T> {
+    pub(super) fn of_range(mut self, range: &FeedRange) -> Self {
+        self.range = Some(range.clone());
+        self
+    }
+
     /// The next page, which may be empty; none after the last.
     pub(crate) async fn next(&mut self) -> Result<Option<Vec<T>>, StoreError> {
         let span = self.call.span.clone();
@@ -161,6 +174,9 @@ impl<T: DeserializeOwned + Send + 'static> Pages<T> {
 
     async fn next_page(&mut self) -> Result<Option<Vec<T>>, StoreError> {
         self.call.deadline = self.patience.deadline();
+        if self.call.manner.is_authoritative() && !self.store.inner.regions.is_write_region_known() {
+            Box::pin(self.store.find_write_region(self.call.deadline)).await?;
+        }
         let mut pause = MIN_PAUSE;
         while !matches!(self.position, Position::End) {
             if matches!((&self.open, &self.position), (None, Position::Unknown)) {
@@ -172,8 +188,19 @@ impl<T: DeserializeOwned + Send + 'static> Pages<T> {
             }
             let store = self.store.clone();
             let judged = store.judge(&mut self.call, outcome, &mut pause).await;
-            match judged.map_err(|error| self.in_midst(error))? {
-                Some(Answer::Response(page)) => return Ok(page.items),
+            let answer = match judged {
+                Err(StoreError::Rejected { .. }) if !self.relisted => {
+                    Box::pin(self.relist()).await?;
+                    continue;
+                }
+                answer => answer.map_err(|error| self.in_midst(error))?,
+            };
+            match answer {
+                Some(Answer::Response(page)) => match page.origin {
+                    Origin::Write => return Ok(page.items),
+                    Origin::Other => {}
+                    Origin::Excluded => Box::pin(self.meet_excluded(&mut pause)).await?,
+                },
                 Some(Answer::Refused(refusal)) => {
                     let detail = format!("the query {} was answered {refusal:?}", self.call.document);
                     return Err(StoreError::Malformed { detail });
@@ -197,21 +224,60 @@ impl<T: DeserializeOwned + Send + 'static> Pages<T> {
         };
         let Some(page) = pages.next().await.transpose()? else {
             self.position = Position::End;
-            return Ok(Page { items: None, requests: 0, charge: 0.0 });
+            return Ok(Page { items: None, requests: 0, charge: 0.0, origin: Origin::Write });
         };
-        self.position = pages.to_continuation_token().map_or(Position::Unknown, Position::After);
         let charge = page.headers().request_charge().map_or(0.0, |c| c.value());
-        let requests = page.diagnostics().request_count();
-        Ok(Page { items: Some(page.into_items()), requests, charge })
+        let diagnostics = page.diagnostics();
+        let requests = diagnostics.request_count();
+        let origin = match self.call.manner.is_authoritative() {
+            true => self.store.inner.regions.origin(&diagnostics),
+            false => Origin::Write,
+        };
+        if origin == Origin::Write {
+            self.position = pages.to_continuation_token().map_or(Position::Unknown, Position::After);
+        } else {
+            // The page does not count: it is asked for again, from the same position.
+            self.open = None;
+        }
+        Ok(Page { items: Some(page.into_items()), requests, charge, origin })
+    }
+
+    /// A region has answered that was excluded: the write region may be another one by now.
+    async fn meet_excluded(&mut self, pause: &mut Duration) -> Result<(), StoreError> {
+        self.store.find_write_region(self.call.deadline).await?;
+        self.store.pause(pause, None, self.call.deadline).await;
+        if self.call.deadline.passed() {
+            return Err(self.call.give_up("the write region did not answer, another region did"));
+        }
+        Ok(())
     }
 
     fn options(&self) -> QueryOptions {
         let feed =
             FeedOptions::default().with_max_item_count(self.page_size).with_max_fan_out(self.store.inner.max_fan_out);
-        let options = QueryOptions::default().with_operation_options(self.call.options()).with_feed_options(feed);
+        let mut operation = self.call.options();
+        if self.call.manner.is_authoritative() {
+            let excluded = self.store.inner.regions.excluded().into_iter();
+            operation.excluded_regions = Some(excluded.fold(ExcludedRegions::new(), ExcludedRegions::with_region));
+        }
+        let options = QueryOptions::default().with_operation_options(operation).with_feed_options(feed);
         match &self.position {
             Position::After(token) => options.with_continuation_token(token.clone()),
             _ => options,
+        }
+    }
+
+    /// A physical partition that was merged with another answers 400, and the SDK keeps the list that names it. So the list
+    /// is fetched anew before a 400 is taken for a wrong query.
+    async fn relist(&mut self) -> Result<(), StoreError> {
+        self.relisted = true;
+        let partitions = self.store.refresh_partitions(self.call.deadline).await?;
+        match &self.range {
+            Some(range) if !partitions.contains(range) => {
+                let detail = format!("the query {} asked partitions that were merged or split", self.call.document);
+                Err(StoreError::PartitionsChanged { detail })
+            }
+            _ => Ok(()),
         }
     }
 
@@ -245,6 +311,7 @@ struct Page<T> {
     items: Option<Vec<T>>,
     requests: usize,
     charge: f64,
+    origin: Origin,
 }
 
 impl<T> Response for Page<T> {

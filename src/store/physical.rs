@@ -2,13 +2,15 @@
 //!
 //! Only whole ones are asked. The gateway answers 400 to a window inside a physical partition, so that ranges come from
 //! [`Store::physical_partitions`] and nowhere else. One that is split meanwhile is answered by all that it has become. One
-//! that is merged with its neighbour is such a window from then on: the list that is asked for next knows it.
+//! that is merged with its neighbour is such a window from then on. The service answers 400 to that, and the SDK keeps its
+//! list: so after a 400 the list is fetched anew, and a range that is not in it any more is reported as
+//! [`StoreError::PartitionsChanged`].
 
 use super::{
     error::{describe, StoreError},
     Deadline, Pages, Patience, Statement, Store, MIN_PAUSE,
 };
-use azure_data_cosmos::{feed::FeedRange, FeedScope};
+use azure_data_cosmos::{feed::FeedRange, options::ReadFeedRangesOptions, FeedScope};
 use serde::de::DeserializeOwned;
 
 impl Store {
@@ -17,9 +19,22 @@ impl Store {
     /// The SDK has the list since the container was opened and gets another when an answer shows that it is out of date, so
     /// that this takes no request as a rule.
     pub(crate) async fn physical_partitions(&self, deadline: Deadline) -> Result<Vec<FeedRange>, StoreError> {
+        self.list_partitions(ReadFeedRangesOptions::default(), deadline).await
+    }
+
+    /// The same, from the service and not from what the SDK remembers.
+    pub(super) async fn refresh_partitions(&self, deadline: Deadline) -> Result<Vec<FeedRange>, StoreError> {
+        self.list_partitions(ReadFeedRangesOptions::default().with_force_refresh(true), deadline).await
+    }
+
+    async fn list_partitions(
+        &self,
+        options: ReadFeedRangesOptions,
+        deadline: Deadline,
+    ) -> Result<Vec<FeedRange>, StoreError> {
         let mut pause = MIN_PAUSE;
         loop {
-            let asked = self.inner.container.read_feed_ranges(None);
+            let asked = self.inner.container.read_feed_ranges(Some(options.clone()));
             let detail = match tokio::time::timeout_at(deadline.instant(), asked).await {
                 Ok(Ok(mut ranges)) => {
                     ranges.sort_by(|a, b| a.min_inclusive().cmp(b.min_inclusive()));
@@ -43,6 +58,7 @@ impl Store {
         statement: Statement,
         patience: impl Into<Patience>,
     ) -> Result<Pages<T>, StoreError> {
-        self.pages_across(FeedScope::range(range.clone()), statement, patience.into())
+        let pages = self.pages_across(FeedScope::range(range.clone()), statement, patience.into())?;
+        Ok(pages.of_range(range))
     }
 }

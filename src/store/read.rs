@@ -5,7 +5,7 @@
 //! - one that only **glances** ([`Store::glance`]) may be answered by any replica, however old, and comes after all others;
 //! - one that only **looks** ([`Freshness::Session`]) may be answered by any region, at least as new as what this process
 //!   has written or seen;
-//! - one that **decides** what became of a write ([`Freshness::LatestCommitted`]) is answered where writes go. A quorum
+//! - an **authoritative** one ([`Freshness::Authoritative`]) decides something, and is answered where writes go. A quorum
 //!   read of another region, however strong within it, may not have the write yet: a commit would look undone, a lock free.
 //!
 //! No option of a point read names the write region, and a region that is preferred, hedged or failed over to for reads
@@ -29,8 +29,9 @@ use tracing::Instrument;
 pub(crate) enum Freshness {
     /// What this process has written and been told about, at least.
     Session,
-    /// Everything that was committed, answers that never came included: for reads that decide an outcome.
-    LatestCommitted,
+    /// Everything that was committed, answers that never came included. Every read that decides something is of this
+    /// kind, and no other is.
+    Authoritative,
 }
 
 /// A document as it was read, with the ETag that it had.
@@ -63,7 +64,7 @@ impl Store {
     ) -> Result<Option<Versioned<T>>, StoreError> {
         match freshness {
             Freshness::Session => self.read_anywhere(partition, id, Manner::default(), deadline).await,
-            Freshness::LatestCommitted => self.read_where_writes_go(partition, id, deadline).await,
+            Freshness::Authoritative => self.read_where_writes_go(partition, id, deadline).await,
         }
     }
 
@@ -111,6 +112,14 @@ impl Store {
         // A batch counts as a write: unless bodies are asked for, the SDK asks the service to leave them out.
         let results = self.send_batch(&mut call, batch, ContentResponseOnWrite::Enabled).await?;
         read_result(id, &results)
+    }
+}
+
+impl Store {
+    /// Finds out which region takes writes, by a batch that reads nothing.
+    pub(super) async fn find_write_region(&self, deadline: Deadline) -> Result<(), StoreError> {
+        let (partition, nothing) = (Partition::system("any"), DocumentId::new("any", &[]));
+        self.read_where_writes_go::<Value>(&partition, &nothing, deadline).await.map(drop)
     }
 }
 

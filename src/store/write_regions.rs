@@ -8,10 +8,7 @@
 //! What this can't see: an account that allows several write regions but has only one region yet, and one that is changed
 //! while the process runs.
 
-use super::{
-    bootstrap::{Opening, Setup},
-    error::StoreError,
-};
+use super::{bootstrap::Opening, error::StoreError};
 use crate::model::Partition;
 use azure_data_cosmos::{
     models::BatchResponse,
@@ -42,7 +39,7 @@ async fn writes_go_to(
     container: &ContainerClient,
     avoided: Option<&Region>,
 ) -> Result<Option<Region>, StoreError> {
-    let asked = opening.ride_out(|| {
+    let asked = opening.ride_out_present(|| {
         let excluded =
             avoided.map_or_else(ExcludedRegions::new, |region| ExcludedRegions::new().with_region(region.clone()));
         let options = OperationOptionsBuilder::new().with_excluded_regions(excluded).build();
@@ -56,10 +53,7 @@ async fn writes_go_to(
             }
         })
     });
-    match asked.await? {
-        Setup::Done(region) => Ok(region),
-        Setup::NotFound | Setup::Conflict => Ok(None),
-    }
+    asked.await
 }
 
 /// The region of the last request: those before it were turned away.

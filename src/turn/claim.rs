@@ -108,7 +108,7 @@ impl Ours {
 }
 
 async fn look(engine: &Engine, partition: &Partition, deadline: Deadline) -> Result<Option<Known>, StoreError> {
-    let found = engine.store.read(partition, &instance_id(), Freshness::LatestCommitted, deadline).await?;
+    let found = engine.store.read(partition, &instance_id(), Freshness::Authoritative, deadline).await?;
     Ok(found.map(|Versioned { document, etag }| Known { document, etag, contents: None }))
 }
 

@@ -182,7 +182,7 @@ async fn older_execution(
     }
     let id = ExecutionDocument::document_id(ack.execution);
     let deadline = engine.deadline_at(state.until);
-    let found = engine.store.read(&handle.partition, &id, Freshness::Session, deadline).await?;
+    let found = engine.store.read(&handle.partition, &id, Freshness::Authoritative, deadline).await?;
     Ok(found.map(|Versioned { document, .. }| document))
 }
 
@@ -297,7 +297,7 @@ async fn left_its_history(
         _ => None,
     });
     let Some(id) = history else { return Ok(false) };
-    let freshness = Freshness::LatestCommitted;
+    let freshness = Freshness::Authoritative;
     let found = engine.store.read::<serde_json::Value>(&handle.partition, &id, freshness, deadline).await?;
     Ok(found.is_some())
 }

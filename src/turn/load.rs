@@ -4,7 +4,7 @@ use super::cache::Contents;
 use crate::{
     engine::Engine,
     model::{kind, EventSet, HistoryDocument, KvDocument, Marks, MessageDocument, Millis, Partition},
-    store::{queries, Deadline, Patience, StoreError, Versioned},
+    store::{queries, Deadline, Freshness, Patience, StoreError, Versioned},
 };
 use duroxide::Event;
 use serde_json::Value;
@@ -62,16 +62,20 @@ pub(crate) async fn load(
 ) -> Result<Loaded, StoreError> {
     // As long as pages come, the claim's lock is kept: a long history can't starve under throttling.
     let patience = Patience::PerPage(engine.config.operation_timeout());
+    // Whether any parked message is left is decided by what this returns.
+    let freshness = match insists || sight == Sight::Parked {
+        true => Freshness::Authoritative,
+        false => Freshness::Session,
+    };
     if let Some(contents) = warm {
-        let messages = visible_messages(engine, partition, now, sight, patience).await?;
+        let messages = visible_messages(engine, partition, now, sight, (freshness, patience)).await?;
         let mut more = false;
         let messages = in_order(messages, &mut more);
         return Ok(Loaded { messages, more, contents: Ok(contents) });
     }
     let statement = queries::TURN.statement().bind("@now", now).bind("@execution", execution);
     let statement = statement.bind("@parked", sight.parked());
-    let statement = if insists { statement.latest_committed() } else { statement };
-    let mut pages = engine.store.partition_pages(partition, statement, patience)?;
+    let mut pages = engine.store.partition_pages(partition, statement.seeing(freshness), patience)?;
     let mut sorted = Sorted::default();
     while let Some(page) = pages.next().await? {
         let page: Vec<Value> = page;
@@ -128,12 +132,12 @@ async fn visible_messages(
     partition: &Partition,
     now: Millis,
     sight: Sight,
-    patience: Patience,
+    (freshness, patience): (Freshness, Patience),
 ) -> Result<Vec<Versioned<MessageDocument>>, StoreError> {
     let statement = queries::VISIBLE_MESSAGES.statement().bind("@now", now).bind("@parked", sight.parked());
-    let mut rows: Vec<Value> = engine.store.query_partition(partition, statement, patience).await?;
+    let mut rows: Vec<Value> = engine.store.query_partition(partition, statement.seeing(freshness), patience).await?;
     if rows.len() > MAX_MESSAGES {
-        let statement = queries::VISIBLE_STARTS.statement().bind("@now", now);
+        let statement = queries::VISIBLE_STARTS.statement().bind("@now", now).seeing(freshness);
         rows.extend(engine.store.query_partition::<Value>(partition, statement, patience).await?);
     }
     rows.into_iter().map(Versioned::from_row).collect()
@@ -142,7 +146,7 @@ async fn visible_messages(
 /// Whether a start is queued for an instance, visible or not.
 pub(crate) async fn has_start(engine: &Engine, partition: &Partition, deadline: Deadline) -> Result<bool, StoreError> {
     let rows: Vec<Value> =
-        engine.store.query_partition(partition, queries::QUEUED_STARTS.statement(), deadline).await?;
+        engine.store.query_partition(partition, queries::QUEUED_STARTS.statement().authoritative(), deadline).await?;
     Ok(!rows.is_empty())
 }
 

@@ -389,7 +389,7 @@ impl Planner<'_> {
             let seq = self.engine.sequencer.next();
             let (mut work, payload) =
                 WorkDocument::new(partition, id, work_item, seq, self.now).map_err(StoreError::unwritable)?;
-            work.by = self.engine.dispatch.knows_turns();
+            work.known_by = self.engine.dispatch.knows_turns();
             handed.lock(&mut work);
             if let Some(payload) = payload {
                 self.add_checked(Operation::upsert(&payload)?, || format!("the input of activity {name:?}"))?;
@@ -410,7 +410,7 @@ impl Planner<'_> {
             let seq = self.engine.sequencer.next();
             let mut message = MessageDocument::new(target.clone(), &key, work_item, seq, self.now, due)
                 .map_err(StoreError::unwritable)?;
-            message.by = self.engine.dispatch.knows_turns();
+            message.known_by = self.engine.dispatch.knows_turns();
             let name = || format!("the message {} for {instance:?}", item::kind(work_item));
             if &target == self.partition {
                 self.add_limited(Operation::create(&message)?, MessageDocument::MAX_BYTES, name)?;

@@ -114,7 +114,9 @@ async fn read(
     let Some(found) = instance(engine, partition, deadline).await? else { return Ok(Ok(Vec::new())) };
     let read = match cached(engine, partition, &found.etag) {
         Some(read) => read,
-        None => match load::events(history(engine, partition, found.document.execution, deadline).await?) {
+        None => match load::events(
+            history(engine, partition, found.document.execution, Freshness::Session, deadline).await?,
+        ) {
             Ok((events, bytes)) => keep(engine, partition, &found, (Arc::new(events), bytes)),
             Err(unreadable) => return Ok(Err(unreadable)),
         },
@@ -160,8 +162,9 @@ pub(crate) async fn history(
     engine: &Engine,
     partition: &Partition,
     execution: u64,
+    freshness: Freshness,
     deadline: Deadline,
 ) -> Result<Vec<HistoryDocument>, StoreError> {
-    let statement = queries::HISTORY.statement().bind("@execution", execution);
+    let statement = queries::HISTORY.statement().bind("@execution", execution).seeing(freshness);
     engine.store.query_partition(partition, statement, deadline).await
 }

@@ -185,7 +185,7 @@ pub(crate) async fn read_latest(
     partition: &Partition,
     deadline: Deadline,
 ) -> Result<Option<Versioned<InstanceDocument>>, StoreError> {
-    engine.store.read(partition, &instance_id(), Freshness::LatestCommitted, deadline).await
+    engine.store.read(partition, &instance_id(), Freshness::Authoritative, deadline).await
 }
 
 /// An enclosed message as it is written when the turn that has it is abandoned. Only where it is delayed its attempts are its own: the

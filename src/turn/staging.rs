@@ -174,7 +174,7 @@ pub(crate) async fn roll_forward(
         let Some(rolling) = found.document.rolling.clone() else { return Ok(applied.then_some(found)) };
         applied = false;
         let id = StagedDocument::document_id(&rolling.key, rolling.next);
-        let part = engine.store.read::<StagedDocument>(partition, &id, Freshness::LatestCommitted, deadline).await?;
+        let part = engine.store.read::<StagedDocument>(partition, &id, Freshness::Authoritative, deadline).await?;
         current = match part {
             Some(part) => apply(engine, found, &rolling, part.document, &mut applied, deadline).await?,
             // Somebody else may have applied it since the document was read.

@@ -100,7 +100,7 @@ async fn look(
     document: &WorkDocument,
     deadline: Deadline,
 ) -> Result<Option<Versioned<WorkDocument>>, StoreError> {
-    engine.store.read(&document.instance_id, &document.id, Freshness::LatestCommitted, deadline).await
+    engine.store.read(&document.instance_id, &document.id, Freshness::Authoritative, deadline).await
 }
 
 enum Locked {
@@ -218,7 +218,7 @@ async fn payload(engine: &Engine, document: &WorkDocument, deadline: Deadline) -
     }
     let id = WorkDocument::payload_id(&document.id);
     let found =
-        engine.store.read::<PayloadDocument>(&document.instance_id, &id, Freshness::LatestCommitted, deadline).await?;
+        engine.store.read::<PayloadDocument>(&document.instance_id, &id, Freshness::Authoritative, deadline).await?;
     Ok(found.map(|found| found.document.item))
 }
 
@@ -239,7 +239,7 @@ pub(crate) fn give_back_later(engine: &Arc<Engine>, document: WorkDocument, toke
 pub(crate) async fn give_back_named(engine: &Engine, partition: &Partition, id: String, token: String) {
     let Ok(id) = DocumentId::try_from(id) else { return };
     let deadline = Deadline::after(GIVE_BACK_TIME);
-    let found = engine.store.read::<WorkDocument>(partition, &id, Freshness::LatestCommitted, deadline).await;
+    let found = engine.store.read::<WorkDocument>(partition, &id, Freshness::Authoritative, deadline).await;
     let given_back = match found {
         Ok(Some(found)) => give_back(engine, &found.document, &token, deadline).await,
         Ok(None) => Ok(()),

@@ -46,8 +46,8 @@ pub(crate) async fn complete(
         Some(completion) => {
             let mut message = completion_message(engine, &handle, &completion)?;
             // The member whose turn scheduled it has the instance at hand.
-            let by = dispatch::teller(engine, state.document.by.as_deref());
-            message.by = by.map(ToOwned::to_owned).or_else(|| engine.dispatch.knows_turns());
+            let by = dispatch::teller(engine, state.document.known_by.as_deref());
+            message.known_by = by.map(ToOwned::to_owned).or_else(|| engine.dispatch.knows_turns());
             Some(message)
         }
         None => None,
@@ -62,7 +62,7 @@ pub(crate) async fn complete(
         Ok(Removed::Done(etag, next)) => {
             close(engine, &handle, &mut state);
             if let Some(message) = message {
-                let by = dispatch::teller(engine, state.document.by.as_deref());
+                let by = dispatch::teller(engine, state.document.known_by.as_deref());
                 dispatch::completion_written(engine, message, etag, by);
             }
             if let Some((next, etag)) = next {
@@ -205,7 +205,7 @@ enum Along {
 impl Along {
     fn new(engine: &Arc<Engine>, handle: &WorkHandle, state: &WorkState, message: Option<&MessageDocument>) -> Self {
         // Who has the instance at hand is told.
-        let is_ours = dispatch::teller(engine, state.document.by.as_deref()).is_none();
+        let is_ours = dispatch::teller(engine, state.document.known_by.as_deref()).is_none();
         let turn = message.filter(|_| is_ours).and_then(|message| TurnOffer::new(engine, message, Kind::End));
         match turn {
             Some(turn) => Self::Turn(Box::new(turn)),
@@ -286,7 +286,7 @@ async fn verify(
     if instance.is_some_and(|instance| instance.document.encloses(&message.id)) {
         return Ok(Verified::Done);
     }
-    let freshness = Freshness::LatestCommitted;
+    let freshness = Freshness::Authoritative;
     let found = engine.store.read::<serde_json::Value>(&handle.partition, &message.id, freshness, deadline).await?;
     if found.is_some() || consumed(engine, handle, state, deadline).await? {
         return Ok(Verified::Done);
@@ -302,7 +302,7 @@ async fn consumed(
     deadline: Deadline,
 ) -> Result<bool, StoreError> {
     let Some((execution, activity)) = state.identity else { return Ok(false) };
-    let documents = read::history(engine, &handle.partition, execution, deadline).await?;
+    let documents = read::history(engine, &handle.partition, execution, Freshness::Authoritative, deadline).await?;
     let Ok((events, _)) = load::events(documents) else { return Ok(false) };
     Ok(events.iter().any(|event| {
         event.source_event_id == Some(activity)
@@ -316,7 +316,7 @@ async fn look(
     id: &DocumentId,
     deadline: Deadline,
 ) -> Result<Option<Versioned<WorkDocument>>, StoreError> {
-    engine.store.read(partition, id, Freshness::LatestCommitted, deadline).await
+    engine.store.read(partition, id, Freshness::Authoritative, deadline).await
 }
 
 /// Extends the lock of an activity from now. Trouble is ridden out: any error would cancel the activity.

@@ -46,7 +46,7 @@ pub(crate) async fn take(
     deadline: Deadline,
 ) -> Result<Taken, StoreError> {
     loop {
-        let found = read(engine, session, Freshness::LatestCommitted, deadline).await?;
+        let found = read(engine, session, Freshness::Authoritative, deadline).await?;
         let now = engine.now();
         let until = now.saturating_add(millis(owner.lock_timeout));
         let next = SessionDocument::new(session, &owner.owner_id, now, until);
@@ -123,7 +123,7 @@ pub(crate) async fn give_all_back(engine: &Engine, deadline: Deadline) -> Result
 }
 
 async fn give_one_back(engine: &Engine, session: &str, owner: &str, deadline: Deadline) -> Result<(), StoreError> {
-    while let Some(found) = read(engine, session, Freshness::LatestCommitted, deadline).await? {
+    while let Some(found) = read(engine, session, Freshness::Authoritative, deadline).await? {
         if found.document.owner != owner {
             break;
         }
@@ -169,9 +169,12 @@ pub(crate) async fn renew(
         return Ok(0);
     }
     let (now, deadline) = (engine.now(), engine.deadline());
-    let statement = queries::SESSIONS_OF.statement().bind("@owners", owners).bind("@now", now);
-    let sessions: Vec<SessionDocument> =
-        engine.store.query_container(statement, deadline).await.map_err(|e| e.into_provider_error(OPERATION))?;
+    let mut sessions: Vec<SessionDocument> = Vec::new();
+    for part in names_in_questions(owners, MOST_OWNERS) {
+        let statement = queries::SESSIONS_OF.statement().bind_list("@owners", part).bind("@now", now);
+        let found = engine.store.query_container(statement, deadline).await;
+        sessions.extend(found.map_err(|e| e.into_provider_error(OPERATION))?);
+    }
     let until = engine.clock.after(extend_for);
     let in_use = sessions.into_iter().filter(|s| s.last_activity.saturating_add(millis(idle_timeout)) > now);
     let mut renewed = 0;
@@ -193,7 +196,7 @@ async fn extend(
     let mut current = session.etag.clone().map(|etag| Versioned { document: session.clone(), etag });
     loop {
         if current.is_none() {
-            current = read(engine, &session.session_id, Freshness::LatestCommitted, deadline).await?;
+            current = read(engine, &session.session_id, Freshness::Authoritative, deadline).await?;
         }
         let Some(Versioned { mut document, etag }) = current.take() else { return Ok(false) };
         if document.owner != owner || document.locked_until <= engine.now() {
@@ -241,6 +244,8 @@ async fn remove_expired(engine: &Engine) -> Result<usize, ProviderError> {
     }
 }
 
+/// Owners that one query asks for.
+const MOST_OWNERS: usize = 500;
 /// Rows of a page, as the query says.
 const EXPIRED_PAGE: usize = 500;
 /// Sessions that are removed at once.
@@ -275,7 +280,7 @@ async fn waited_for(engine: &Engine, sessions: &[SessionDocument]) -> Result<Has
     let names: Vec<String> = sessions.iter().map(|session| session.session_id.clone()).collect();
     let mut waited_for = HashSet::new();
     for part in names_in_questions(&names, EXPIRED_PAGE) {
-        let statement = queries::WORK_OF_SESSIONS.statement().in_background().bind("@sessions", part);
+        let statement = queries::WORK_OF_SESSIONS.statement().in_background().bind_list("@sessions", part);
         let rows: Vec<Row> = engine.store.query_container(statement, engine.deadline()).await?;
         waited_for.extend(rows.into_iter().map(|row| row.session_id));
     }

@@ -119,7 +119,7 @@ pub(super) async fn look(engine: &Arc<Engine>, partition: &Partition) -> Result<
 }
 
 async fn read_instance(engine: &Engine, partition: &Partition) -> Result<Option<Versioned<Value>>, StoreError> {
-    engine.store.read(partition, &instance_id(), Freshness::LatestCommitted, engine.deadline()).await
+    engine.store.read(partition, &instance_id(), Freshness::Authoritative, engine.deadline()).await
 }
 
 impl Chart {
@@ -337,7 +337,7 @@ impl Chart {
         let sessions: BTreeSet<String> = self.work.values().filter_map(|(work, _)| work.session_id.clone()).collect();
         for session in sessions {
             let (partition, id) = (Partition::session(&session), SessionDocument::document_id());
-            let found = engine.store.read(&partition, &id, Freshness::LatestCommitted, engine.deadline()).await;
+            let found = engine.store.read(&partition, &id, Freshness::Authoritative, engine.deadline()).await;
             if let Ok(Some(Versioned { document, .. })) = found {
                 self.sessions.insert(session, document);
             }
@@ -425,12 +425,12 @@ async fn end_of(engine: &Engine, document: &InstanceDocument) -> Result<Option<E
     Ok(outcome.map(|outcome| End { scheduled_by, outcome }))
 }
 
-/// Asks a partition for what is committed in the region that answers.
+/// Asks a partition for everything that was committed: findings and repairs are decided by it.
 async fn ask<T: DeserializeOwned + Send + 'static>(
     engine: &Engine,
     partition: &Partition,
     statement: Statement,
 ) -> Result<Vec<T>, StoreError> {
     let patience = Patience::PerPage(engine.config.operation_timeout());
-    engine.store.query_partition(partition, statement.latest_committed(), patience).await
+    engine.store.query_partition(partition, statement.authoritative(), patience).await
 }

@@ -610,7 +610,7 @@ fn undelivered(chart: &Chart, findings: &mut Findings) {
             let detail = format!("a message for {target:?} can't be delivered: {why}");
             findings.by_hand(Reason::Undelivered, &intent.id, detail, format!("{}, or --drop", retry(intent)));
         } else if intent.due.is_some_and(|due| due + LATE < chart.now) {
-            let detail = format!("a message for {target:?} was not delivered, {} attempts", intent.attempts);
+            let detail = format!("a message for {target:?} was not delivered, {} attempts", intent.retries);
             let todo = format!("start a worker: any delivers it; or {}", retry(intent));
             findings.by_hand(Reason::Undelivered, &intent.id, detail, todo);
         }

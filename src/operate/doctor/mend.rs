@@ -148,7 +148,7 @@ async fn mend(
 /// Whether the last document of the history is there, where writes go.
 async fn is_there(engine: &Engine, chart: &Chart) -> Result<bool, StoreError> {
     let Some(id) = &chart.last_history else { return Ok(chart.turns.is_empty()) };
-    let freshness = Freshness::LatestCommitted;
+    let freshness = Freshness::Authoritative;
     let found = engine.store.read::<serde_json::Value>(&chart.partition, id, freshness, engine.deadline()).await?;
     Ok(found.is_some())
 }
@@ -297,7 +297,8 @@ impl Drafter<'_> {
     }
 
     async fn history(&self, partition: &Partition, execution: u64) -> Result<Vec<duroxide::Event>, StoreError> {
-        let documents = read::history(self.engine, partition, execution, self.engine.deadline()).await?;
+        let (freshness, deadline) = (Freshness::Authoritative, self.engine.deadline());
+        let documents = read::history(self.engine, partition, execution, freshness, deadline).await?;
         let events = load::events(documents).map_err(|detail| StoreError::Malformed { detail })?;
         Ok(events.0)
     }

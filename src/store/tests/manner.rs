@@ -12,7 +12,7 @@ both_ways!(
     a_query_keeps_its_manner_on_every_page,
 );
 
-const NOTES: QueryText = QueryText { name: "notes", text: "SELECT * FROM c WHERE c.type = 'note'" };
+const NOTES: QueryText = QueryText::across("notes", 1_000, "SELECT * FROM c WHERE c.type = 'note'");
 
 /// A request's method, consistency and priority.
 type Sent = (String, Option<String>, Option<String>);

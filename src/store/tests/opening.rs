@@ -19,7 +19,7 @@ use std::{net::Ipv4Addr, time::Duration};
 const NAME: &str = "duroxide";
 
 async fn open(account: &LocalAccount, config: &CosmosDBProviderConfig) -> Result<Store, StoreError> {
-    bootstrap::open(&client(account, Vec::new()).await, config).await
+    bootstrap::open(&client(account, Vec::new()).await, config, None).await
 }
 
 /// An account in which the container is there already, with these properties.
@@ -100,7 +100,7 @@ async fn two_that_open_at_once_share_the_container_that_one_of_them_made() {
     let (one, other) = (one.unwrap(), other.unwrap());
     let note = note("i", "a", "");
     done(one.create(&note.instance_id, &note.id, &note, in_time()).await);
-    let seen = other.read::<Note>(&note.instance_id, &note.id, Freshness::LatestCommitted, in_time()).await.unwrap();
+    let seen = other.read::<Note>(&note.instance_id, &note.id, Freshness::Authoritative, in_time()).await.unwrap();
     assert_eq!(seen.unwrap().document, note);
 }
 
@@ -113,7 +113,7 @@ async fn trouble_while_creating_is_ridden_out() {
             let posts = WireRule::new(action.clone()).on(kind).matching(|request| request.method == "POST");
             account.wire().add(posts.times(6))
         });
-        bootstrap::open(&client, &config(&account)).await.unwrap();
+        bootstrap::open(&client, &config(&account), None).await.unwrap();
         assert_eq!(rules.map(|rule| rule.hits()), [6, 6], "{action:?}");
     }
 }
@@ -134,7 +134,7 @@ async fn trouble_while_checking_is_ridden_out() {
     let account = account_with(bootstrap::properties(NAME)).await;
     let client = client(&account, Vec::new()).await;
     let rule = account.wire().add(WireRule::new(refuse(503)).on(RequestKind::Container).times(9));
-    bootstrap::open(&client, &config(&account)).await.unwrap();
+    bootstrap::open(&client, &config(&account), None).await.unwrap();
     assert_eq!(rule.hits(), 9);
 }
 
@@ -224,7 +224,7 @@ async fn a_refused_credential_is_named_while_opening() {
         let account = account();
         let client = client(&account, Vec::new()).await;
         account.wire().add(WireRule::new(refuse(status)).on(kind));
-        let error = bootstrap::open(&client, &config(&account)).await.err().unwrap();
+        let error = bootstrap::open(&client, &config(&account), None).await.err().unwrap();
         assert!(matches!(&error, StoreError::Denied { .. }), "{error:?}");
         let text = format!("{error} {error:?}");
         assert!(text.contains("account key") && !text.contains(account.key()), "{text}");

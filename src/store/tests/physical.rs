@@ -18,9 +18,9 @@ both_ways!(
 );
 
 const NAME: &str = "duroxide";
-const NOTES: QueryText = QueryText { name: "notes", text: "SELECT * FROM c WHERE c.type = 'note'" };
+const NOTES: QueryText = QueryText::across("notes", 1_000, "SELECT * FROM c WHERE c.type = 'note'");
 const BY_TEXT: QueryText =
-    QueryText { name: "by_text", text: "SELECT TOP 100 * FROM c WHERE c.type = 'note' ORDER BY c.text" };
+    QueryText::across("by_text", 100, "SELECT TOP 100 * FROM c WHERE c.type = 'note' ORDER BY c.name");
 
 /// Notes in many logical partitions, and their texts.
 async fn many(scene: &Scene) -> BTreeSet<String> {

@@ -27,9 +27,9 @@ both_ways!(
     a_query_that_makes_progress_may_outlast_the_time_of_one_page,
 );
 
-const NOTES: QueryText = QueryText { name: "notes", text: "SELECT * FROM c WHERE c.type = 'note'" };
+const NOTES: QueryText = QueryText::across("notes", 1_000, "SELECT * FROM c WHERE c.type = 'note'");
 const BY_TEXT: QueryText =
-    QueryText { name: "by_text", text: "SELECT * FROM c WHERE ARRAY_CONTAINS(@texts, c.text) ORDER BY c.text" };
+    QueryText::across("by_text", 1_000, "SELECT * FROM c WHERE c.name IN (@texts) ORDER BY c.name");
 
 /// Twenty notes in twenty partitions, and what their texts are.
 async fn twenty(scene: &Scene) -> BTreeSet<String> {
@@ -65,7 +65,7 @@ async fn a_query_across_partitions_asks_all_of_them(scene: Scene) {
 
 async fn an_order_by_across_partitions_is_merged(scene: Scene) {
     let wanted: Vec<String> = twenty(&scene).await.into_iter().collect();
-    let statement = BY_TEXT.statement().bind("@texts", &wanted);
+    let statement = BY_TEXT.statement().bind_list("@texts", &wanted);
     let found: Vec<Note> = scene.store.query_container(statement, in_time()).await.unwrap();
     assert_eq!(texts(found), wanted);
 }
@@ -78,10 +78,10 @@ async fn a_query_that_matches_nothing_is_empty(scene: Scene) {
 }
 
 async fn parameters_are_bound_and_never_spliced_in(scene: Scene) {
-    let awkward = "' OR true OR c.text = '\"\\";
+    let awkward = "' OR true OR c.name = '\"\\";
     scene.given(&note("i", "a", awkward)).await;
     scene.given(&note("i", "b", "other")).await;
-    let statement = BY_TEXT.statement().bind("@texts", [awkward]);
+    let statement = BY_TEXT.statement().bind_list("@texts", [awkward]);
     let found: Vec<Note> = scene.store.query_container(statement, in_time()).await.unwrap();
     assert_eq!(texts(found), [awkward]);
 }
@@ -139,7 +139,7 @@ async fn a_page_that_is_refused_is_asked_for_again_and_the_others_are_not(scene:
     for (status, ordered) in [(429, false), (503, false), (429, true), (503, true)] {
         scene.account.reset_stats();
         let refused = refuse_pages(&scene, 4, 7, status);
-        let statement = if ordered { by_four(BY_TEXT).bind("@texts", &wanted) } else { by_four(NOTES) };
+        let statement = if ordered { by_four(BY_TEXT).bind_list("@texts", &wanted) } else { by_four(NOTES) };
         let found: Vec<Note> = scene.store.query_partition(&partition, statement, in_time()).await.unwrap();
         let mut found = texts(found);
         if !ordered {
@@ -156,7 +156,7 @@ async fn a_page_that_is_refused_is_asked_for_again_and_the_others_are_not(scene:
 
 async fn a_query_across_partitions_goes_on_where_it_was_refused(scene: Scene) {
     let wanted: Vec<String> = twenty(&scene).await.into_iter().collect();
-    for statement in [by_four(NOTES), by_four(BY_TEXT).bind("@texts", &wanted)] {
+    for statement in [by_four(NOTES), by_four(BY_TEXT).bind_list("@texts", &wanted)] {
         for passing in 0..4 {
             let refused = refuse_pages(&scene, passing, 3, 429);
             let mut found = texts(scene.store.query_container(statement.clone(), in_time()).await.unwrap());

@@ -10,7 +10,7 @@ use duroxide_cosmos_emulator::{
 
 const HOME: &str = "East US";
 const AWAY: &str = "West US";
-const NOTES: QueryText = QueryText { name: "notes", text: "SELECT * FROM c WHERE c.type = 'note'" };
+const NOTES: QueryText = QueryText::across("notes", 1_000, "SELECT * FROM c WHERE c.type = 'note'");
 
 fn two_regions() -> LocalAccountBuilder {
     LocalAccount::builder().with_regions(&[HOME, AWAY])
@@ -25,7 +25,7 @@ async fn client_away(account: &LocalAccount, name: &str) -> CosmosClient {
 }
 
 async fn store_away(account: &LocalAccount) -> Store {
-    bootstrap::open(&client_away(account, CLIENT).await, &config(account)).await.unwrap()
+    bootstrap::open(&client_away(account, CLIENT).await, &config(account), None).await.unwrap()
 }
 
 /// An account whose other region hears of nothing from now on, and a store that reads there.
@@ -40,9 +40,9 @@ async fn lagging(builder: LocalAccountBuilder) -> (LocalAccount, Store) {
 #[tokio::test]
 async fn a_read_that_decides_is_answered_by_the_write_region() {
     let (account, store) = lagging(two_regions()).await;
-    let writer = bootstrap::open(&account.client_named("writer").await, &config(&account)).await.unwrap();
+    let writer = bootstrap::open(&account.client_named("writer").await, &config(&account), None).await.unwrap();
     let note = note("i", "a", "first");
-    let read = || store.read::<Note>(&note.instance_id, &note.id, Freshness::LatestCommitted, in_time());
+    let read = || store.read::<Note>(&note.instance_id, &note.id, Freshness::Authoritative, in_time());
     assert!(read().await.unwrap().is_none());
 
     let created = done(writer.create(&note.instance_id, &note.id, &note, in_time()).await);
@@ -63,7 +63,7 @@ async fn a_read_that_decides_is_counted_as_a_read_and_its_etag_is_the_documents(
     let (account, store) = lagging(two_regions()).await;
     let note = note("i", "a", "text");
     let etag = done(store.create(&note.instance_id, &note.id, &note, in_time()).await);
-    let decided = store.read::<Note>(&note.instance_id, &note.id, Freshness::LatestCommitted, in_time()).await.unwrap();
+    let decided = store.read::<Note>(&note.instance_id, &note.id, Freshness::Authoritative, in_time()).await.unwrap();
     assert_eq!(decided.unwrap().etag, etag);
     account.store().resume_replication(AWAY);
     let looked = store.read::<Note>(&note.instance_id, &note.id, Freshness::Session, in_time()).await.unwrap();
@@ -86,7 +86,7 @@ async fn throttling_inside_the_answer_of_a_read_that_decides_is_ridden_out() {
         WireAction::LoseAnswer,
     ] {
         let rule = account.wire().add(WireRule::new(action).on(RequestKind::Read).times(3));
-        let found = store.read::<Note>(&note.instance_id, &note.id, Freshness::LatestCommitted, in_time()).await;
+        let found = store.read::<Note>(&note.instance_id, &note.id, Freshness::Authoritative, in_time()).await;
         assert_eq!(found.unwrap().unwrap().document, note);
         assert_eq!(rule.hits(), 3);
     }
@@ -128,7 +128,7 @@ async fn a_process_sees_its_own_writes_on_an_account_of_consistent_prefix() {
 async fn an_account_that_takes_writes_in_several_regions_does_not_fit() {
     let account = two_regions().with_write_mode(WriteMode::Multi).build();
     for client in [account.client_named("near").await, client_away(&account, "away").await] {
-        let error = bootstrap::open(&client, &config(&account)).await.err().expect("it is refused");
+        let error = bootstrap::open(&client, &config(&account), None).await.err().expect("it is refused");
         assert!(matches!(&error, StoreError::Unfit { .. }), "{error:?}");
         let text = error.to_string();
         for part in [HOME, AWAY, "several regions", "az cosmosdb update", "--enable-multiple-write-locations false"] {
@@ -141,14 +141,14 @@ async fn an_account_that_takes_writes_in_several_regions_does_not_fit() {
 async fn an_account_with_one_write_region_fits_from_wherever_it_is_opened() {
     let account = two_regions().build();
     for client in [account.client_named("near").await, client_away(&account, "away").await] {
-        bootstrap::open(&client, &config(&account)).await.expect("one write region");
+        bootstrap::open(&client, &config(&account), None).await.expect("one write region");
     }
 }
 
 #[tokio::test]
 async fn a_failover_under_way_is_not_taken_for_several_write_regions() {
     let account = two_regions().build();
-    bootstrap::open(&account.client_named("maker").await, &config(&account)).await.unwrap();
+    bootstrap::open(&account.client_named("maker").await, &config(&account), None).await.unwrap();
     let store = account.store();
     let steps: [&dyn Fn(); 3] =
         [&|| store.announce_failover(AWAY).unwrap(), &|| store.begin_failover(AWAY).unwrap(), &|| {
@@ -157,6 +157,6 @@ async fn a_failover_under_way_is_not_taken_for_several_write_regions() {
     for (number, step) in steps.iter().enumerate() {
         step();
         let client = account.client_named(&format!("opener-{number}")).await;
-        bootstrap::open(&client, &config(&account)).await.expect("one write region at any time");
+        bootstrap::open(&client, &config(&account), None).await.expect("one write region at any time");
     }
 }

@@ -7,7 +7,7 @@ use crate::{
     store::{bootstrap, connect, Deadline, Freshness, Store, StoreError, Versioned, WriteOutcome},
 };
 use azure_core::http::Etag;
-use azure_data_cosmos::{fault_injection::FaultInjectionRule, options::ConnectionPoolOptions, CosmosClient};
+use azure_data_cosmos::{fault_injection::FaultInjectionRule, CosmosClient};
 use duroxide_cosmos_emulator::{LocalAccount, RequestKind, Served, WireAction, WireRule, WireRuleHandle};
 use serde::{Deserialize, Serialize};
 use std::{future::Future, net::Ipv4Addr, sync::Arc, time::Duration};
@@ -60,7 +60,7 @@ impl Scene {
         let account = account();
         rules.iter().for_each(|rule| rule.disable());
         let client = client(&account, rules.clone()).await;
-        let store = bootstrap::open(&client, &config(&account)).await.unwrap();
+        let store = bootstrap::open(&client, &config(&account), None).await.unwrap();
         rules.iter().for_each(|rule| rule.enable());
         Self::opened(account, store, None)
     }
@@ -82,7 +82,7 @@ impl Scene {
         let account = account();
         account.accept_token("token");
         let operator = account.client_named("operator").await;
-        bootstrap::open(&operator, &config(&account)).await.unwrap();
+        bootstrap::open(&operator, &config(&account), None).await.unwrap();
         let config = config(&account).with_credential(credential);
         Self::served(account, config).await
     }
@@ -90,8 +90,8 @@ impl Scene {
     async fn served(account: LocalAccount, config: CosmosDBProviderConfig) -> Self {
         let served = account.serve((Ipv4Addr::LOCALHOST, 0).into()).await.unwrap();
         let config = config.with_endpoint(served.endpoint());
-        let client = connect::client(&config).await.unwrap();
-        let store = bootstrap::open(&client, &config).await.unwrap();
+        let (client, tokens) = connect::connect(&config).await.unwrap();
+        let store = bootstrap::open(&client, &config, tokens).await.unwrap();
         Self::opened(account, store, Some(served))
     }
 
@@ -112,7 +112,7 @@ impl Scene {
 
     /// What is stored under the note's id, whatever answers were lost.
     pub(super) async fn stored(&self, note: &Note) -> Option<Versioned<Note>> {
-        self.store.read(&note.instance_id, &note.id, Freshness::LatestCommitted, in_time()).await.unwrap()
+        self.store.read(&note.instance_id, &note.id, Freshness::Authoritative, in_time()).await.unwrap()
     }
 
     /// The text that is stored under the note's id.
@@ -134,8 +134,7 @@ pub(super) fn config(account: &LocalAccount) -> CosmosDBProviderConfig {
 
 /// A client in process, with the timeouts that the provider's own would have.
 pub(super) async fn client(account: &LocalAccount, rules: Vec<Arc<FaultInjectionRule>>) -> CosmosClient {
-    let timeout = config(account).request_timeout();
-    let pool = ConnectionPoolOptions::builder().with_max_dataplane_request_timeout(timeout).build().unwrap();
+    let pool = connect::connection_pool(&config(account)).unwrap();
     account.client_with_pool(CLIENT, pool, rules, |builder| builder).await.unwrap()
 }
 
@@ -146,6 +145,8 @@ pub(super) struct Note {
     pub(super) id: DocumentId,
     pub(super) instance_id: Partition,
     pub(super) r#type: String,
+    /// Stored as `name`, which is indexed.
+    #[serde(rename = "name")]
     pub(super) text: String,
 }
 

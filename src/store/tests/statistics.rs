@@ -14,7 +14,7 @@ both_ways!(
     a_request_that_was_given_up_on_is_counted,
 );
 
-const NOTES: QueryText = QueryText { name: "notes", text: "SELECT * FROM c WHERE c.type = 'note'" };
+const NOTES: QueryText = QueryText::across("notes", 1_000, "SELECT * FROM c WHERE c.type = 'note'");
 
 /// The account's name for what the store counts under these kinds.
 const KINDS: [(&[OperationKind], RequestKind); 7] = [

@@ -40,6 +40,9 @@ both_ways!(
     a_full_partition_is_not_taken_for_a_credential,
     a_refused_credential_is_named_and_not_shown,
     a_container_that_is_gone_comes_with_the_command_that_creates_it,
+    a_token_whose_time_the_service_does_not_like_is_tried_again,
+    a_status_that_nobody_knows_is_tried_again_and_then_retryable,
+    a_container_that_is_still_being_created_is_waited_for,
 );
 
 /// What passes by itself.
@@ -48,7 +51,7 @@ const PASSING: [u16; 8] = [408, 410, 429, 449, 500, 502, 503, 504];
 /// More attempts than the SDK makes by itself before it hands an error on.
 const MORE_THAN_THE_SDK: u64 = 6;
 
-const NOTES: QueryText = QueryText { name: "notes", text: "SELECT * FROM c WHERE c.type = 'note'" };
+const NOTES: QueryText = QueryText::across("notes", 1_000, "SELECT * FROM c WHERE c.type = 'note'");
 
 async fn read(scene: &Scene, note: &Note, deadline: Deadline) -> Result<Option<Note>, StoreError> {
     let read = scene.store.read(&note.instance_id, &note.id, Freshness::Session, deadline).await?;
@@ -217,12 +220,20 @@ async fn a_full_partition_is_not_taken_for_a_credential(scene: Scene) {
 }
 
 async fn a_refused_credential_is_named_and_not_shown(scene: Scene) {
-    for action in [refuse(401), refuse(403), refuse_as(403, 5300)] {
+    let cases = [
+        (refuse(401), "clock"),
+        (refuse(403), "--ip-range-filter"),
+        (refuse_as(403, 5202), "disableLocalAuth"),
+        (refuse_as(403, 5203), "disableLocalAuth"),
+        (refuse_as(403, 5301), "Data Contributor"),
+        (refuse_as(403, 5307), "perimeter"),
+    ];
+    for (action, advice) in cases {
         let error = create_meets(&scene, action, in_time()).await;
         assert!(matches!(&error, StoreError::Denied { .. }), "{error:?}");
         assert!(!error.is_passing());
         let text = format!("{error} {error:?}");
-        assert!(text.contains("account key") && text.contains("disableLocalAuth"), "{text}");
+        assert!(text.contains("account key") && text.contains(advice), "{advice}: {text}");
         assert!(!text.contains(scene.account.key()), "{text}");
     }
 }
@@ -329,7 +340,8 @@ async fn a_token_that_can_not_be_had_is_ridden_out_and_then_retryable() {
     let token: Arc<dyn TokenCredential> = identity.clone();
     let scene = Scene::over_http_with(Credential::from(token)).await;
     let (first, second) = (note("i", "a", ""), note("i", "b", ""));
-    identity.for_the_next.store(3, SeqCst);
+    // The pauses after the two failures are about a second and two.
+    identity.for_the_next.store(2, SeqCst);
     scene.given(&first).await;
     assert_eq!(identity.for_the_next.load(SeqCst), 0);
 
@@ -343,7 +355,7 @@ async fn a_token_that_can_not_be_had_is_ridden_out_and_then_retryable() {
 }
 
 #[tokio::test]
-async fn a_token_that_is_refused_names_the_role_that_is_missing() {
+async fn a_token_that_is_refused_is_fetched_anew_once_and_the_error_says_what_to_check() {
     let token: Arc<dyn TokenCredential> = Arc::new(Away::default());
     let scene = Scene::over_http_with(Credential::from(token)).await;
     scene.account.refuse_token("token");
@@ -352,5 +364,64 @@ async fn a_token_that_is_refused_names_the_role_that_is_missing() {
     assert!(matches!(&error, StoreError::Denied { .. }), "{error:?}");
     let text = error.to_string();
     assert!(text.contains("token credential of the application"), "{text}");
-    assert!(text.contains("Cosmos DB Built-in Data Contributor"), "{text}");
+    assert!(text.contains("tenant") && text.contains("clock"), "{text}");
+}
+
+/// An identity service that gives "token" and then, with each fetch, "token-2", "token-3" …, all valid for two centuries.
+#[derive(Debug, Default)]
+struct Rotating(AtomicU32);
+
+#[async_trait]
+impl TokenCredential for Rotating {
+    async fn get_token(
+        &self,
+        _scopes: &[&str],
+        _options: Option<TokenRequestOptions<'_>>,
+    ) -> azure_core::Result<AccessToken> {
+        let name = match self.0.fetch_add(1, SeqCst) {
+            0 => "token".to_owned(),
+            before => format!("token-{}", before + 1),
+        };
+        Ok(AccessToken::new(name, OffsetDateTime::UNIX_EPOCH + Duration::from_secs(1 << 33)))
+    }
+}
+
+#[tokio::test]
+async fn a_valid_token_that_the_service_refuses_is_replaced_and_the_call_succeeds() {
+    let identity = Arc::new(Rotating::default());
+    let token: Arc<dyn TokenCredential> = identity.clone();
+    let scene = Scene::over_http_with(Credential::from(token)).await;
+    scene.account.refuse_token("token");
+    scene.account.accept_token("token-2");
+    scene.given(&note("i", "a", "")).await;
+    // A second refusal within the minute is an error: the token is not at fault.
+    scene.account.refuse_token("token-2");
+    let note = note("i", "b", "");
+    let error = scene.store.create(&note.instance_id, &note.id, &note, in_time()).await.unwrap_err();
+    assert!(matches!(&error, StoreError::Denied { .. }), "{error:?}");
+    assert_eq!(identity.0.load(SeqCst), 2);
+}
+
+async fn a_token_whose_time_the_service_does_not_like_is_tried_again(scene: Scene) {
+    for substatus in [5005, 5006, 5201] {
+        let rule = scene.next(2, RequestKind::Create, refuse_as(401, substatus));
+        scene.given(&note("i", &substatus.to_string(), "")).await;
+        assert_eq!(rule.hits(), 2);
+    }
+}
+
+async fn a_status_that_nobody_knows_is_tried_again_and_then_retryable(scene: Scene) {
+    for status in [405, 407, 415, 418] {
+        let rule = scene.next(2, RequestKind::Create, refuse(status));
+        scene.given(&note("i", &status.to_string(), "")).await;
+        assert!(rule.hits() >= 2, "{status}");
+        let error = create_meets(&scene, refuse(status), Deadline::after(SHORT)).await;
+        assert!(error.is_passing(), "{status}: {error:?}");
+    }
+}
+
+async fn a_container_that_is_still_being_created_is_waited_for(scene: Scene) {
+    let rule = scene.next(3, RequestKind::Create, refuse_as(404, 1013));
+    scene.given(&note("i", "a", "")).await;
+    assert_eq!(rule.hits(), 3);
 }
