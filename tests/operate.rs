@@ -171,7 +171,7 @@ async fn members_are_those_whose_dispatchers_wait() {
 async fn poisoned(scene: &Scene, maker: &CosmosDBProvider) -> String {
     begin(maker, "i", Vec::new(), Vec::new()).await;
     let intent = serde_json::json!({
-        "id": "i:token:0", "instanceId": "i", "type": "intent", "createdAt": 1, "target": "other", "attempts": 3,
+        "id": "i:token:0", "instanceId": "i", "type": "intent", "createdAt": 1, "target": "other", "retries": 3,
         "poisoned": "too large", "document": {
             "id": "m:token:0", "instanceId": "other", "type": "message", "due": 1, "seq": "1", "createdAt": 1, "attempts": 0,
             "starts": true, "delivered": true, "item": serde_json::to_string(&start("other")).unwrap(),
@@ -218,10 +218,10 @@ async fn a_check_has_a_line_for_each_thing_and_makes_nothing() {
     let config = CosmosDBProviderConfig::default().with_endpoint(served.endpoint()).with_credential(key);
     let checks = operate::check(&config.clone().with_create_if_missing(true)).await;
     let last = checks.last().unwrap();
-    assert_eq!((last.subject, last.verdict), ("container", Verdict::Poor), "it would be made");
+    assert_eq!((last.subject.as_str(), last.verdict), ("container", Verdict::Poor), "it would be made");
     let checks = operate::check(&config.clone().with_create_if_missing(false)).await;
     let last = checks.last().unwrap();
-    assert_eq!((last.subject, last.verdict), ("container", Verdict::Wrong));
+    assert_eq!((last.subject.as_str(), last.verdict), ("container", Verdict::Wrong));
     assert!(last.detail.contains("az cosmosdb sql container create"), "{}", last.detail);
     CosmosDBProvider::new_with_config(config.clone()).await.unwrap();
     let checks = operate::check(&config).await;
@@ -233,8 +233,8 @@ async fn a_check_has_a_line_for_each_thing_and_makes_nothing() {
     let wrong = Credential::account_key("d3Jvbmc=".to_owned());
     let checks = operate::check(&config.clone().with_credential(wrong)).await;
     let last = checks.last().unwrap();
-    assert_eq!((last.subject, last.verdict), ("account", Verdict::Wrong), "{checks:?}");
+    assert_eq!((last.subject.as_str(), last.verdict), ("account", Verdict::Wrong), "{checks:?}");
     assert!(!format!("{checks:?}").contains("d3Jvbmc="), "no key is shown");
     let checks = operate::check(&CosmosDBProviderConfig::default()).await;
-    assert_eq!((checks.len(), checks[0].subject, checks[0].verdict), (1, "configuration", Verdict::Wrong));
+    assert_eq!((checks.len(), checks[0].subject.as_str(), checks[0].verdict), (1, "configuration", Verdict::Wrong));
 }

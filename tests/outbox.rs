@@ -297,10 +297,10 @@ async fn messages_that_can_not_be_delivered_keep_no_other_from_arriving_and_are_
     // The process that made them may have some in its hands.
     let held = |intent: &Value| intent["due"].as_u64() >= intent["createdAt"].as_u64().map(|at| at + 9_000);
     let tried =
-        |intent: &Value| (held(intent) || intent["attempts"].as_u64() >= Some(1)) && intent["poisoned"].is_null();
+        |intent: &Value| (held(intent) || intent["retries"].as_u64() >= Some(1)) && intent["poisoned"].is_null();
     assert!(left.iter().all(tried), "not tried: {:?}", left.iter().find(|intent| !tried(intent)));
     // Each of them was tried for a moment, with the repetitions of the SDK.
-    let attempts: u64 = left.iter().filter_map(|intent| intent["attempts"].as_u64()).sum();
+    let attempts: u64 = left.iter().filter_map(|intent| intent["retries"].as_u64()).sum();
     let tries = deliveries.load(Ordering::Relaxed);
     assert!(tries <= 32 * attempts, "{tries} requests for {attempts} attempts");
     stuck.remove();

@@ -162,6 +162,45 @@ async fn a_deletion_whose_answers_are_lost_is_decided_once_and_for_all() {
     }
 }
 
+/// An instance with a parent, both of which have run their first turn.
+async fn begun_family(provider: &CosmosDBProvider) {
+    begun(provider, "parent", 0).await;
+    provider.enqueue_for_orchestrator(start("child"), None).await.expect("a start");
+    let (_, token) = fetch(provider, LONG).await;
+    let mut first = Delta::start("child", 0);
+    first.metadata.parent_instance_id = Some("parent".to_owned());
+    first.ack(provider, &token).await.expect("the child's first turn");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_child_that_the_read_region_has_not_heard_of_is_not_left_without_its_parent() {
+    let site = Site::new(ConsistencyLevel::Session).await;
+    site.lag();
+    begun_family(&site.b).await;
+    let alone = site.a.delete_instances_atomic(&["parent".to_owned()], true).await;
+    assert!(alone.is_err(), "a child would be left: {alone:?}");
+    let tree = site.a.get_instance_tree("parent").await.expect("a tree");
+    assert_eq!(tree.all_ids, ["parent", "child"]);
+    site.a.delete_instances_atomic(&tree.all_ids, true).await.expect("both are deleted");
+    assert!(site.b.get_instance_info("child").await.is_err());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_doctor_finds_nothing_lost_in_what_its_region_has_not_heard_of() {
+    let site = Site::new(ConsistencyLevel::Session).await;
+    begun(&site.b, INSTANCE, 3).await;
+    site.lag();
+    let (item, token) = fetch_work(&site.b, LONG).await;
+    let done = completion(INSTANCE, activity_id(&item), "done");
+    site.b.ack_work_item(&token, Some(done)).await.expect("it is done");
+    let (_, token) = fetch(&site.b, LONG).await;
+    let turn = Delta { events: vec![turns::completed(INSTANCE, 5, activity_id(&item), "done")], ..Delta::default() };
+    turn.ack(&site.b, &token).await.expect("the second turn");
+    let doctor = site.a.doctor().await.expect("a doctor");
+    let diagnosis = doctor.diagnose(INSTANCE).await.expect("a diagnosis").expect("an instance");
+    assert!(diagnosis.findings.is_empty(), "{:?}", diagnosis.findings);
+}
+
 #[tokio::test]
 async fn an_account_that_takes_writes_everywhere_is_refused() {
     let account = LocalAccount::builder().with_regions(&[HOME, AWAY]).with_write_mode(WriteMode::Multi).build();

@@ -16,17 +16,27 @@ use duroxide_cosmos_page::instance;
 use serde_json::json;
 use std::{collections::BTreeMap, time::Duration};
 
+/// How much is checked.
+#[derive(Args)]
+pub struct Check {
+    /// Tries out every assumption about the service, with documents that are removed again: some seconds, about 4,000 RU.
+    /// Changes
+    #[arg(long)]
+    deep: bool,
+}
+
 /// Says of each thing that must be right how it is.
-pub async fn check(config: &CosmosDBProviderConfig, output: Output) -> Result {
-    let checks = operate::check(config).await;
+pub async fn check(check: &Check, config: &CosmosDBProviderConfig, output: Output) -> Result {
+    let checks = if check.deep { operate::check_deep(config).await } else { operate::check(config).await };
     for check in &checks {
         output.object("check", check);
         let how = match check.verdict {
-            Verdict::Fine => "ok   ",
-            Verdict::Poor => "poor ",
+            Verdict::Fine => "ok",
+            Verdict::Poor => "poor",
+            Verdict::Differs => "DIFFERS",
             _ => "WRONG",
         };
-        output.line(format!("{how}  {:<14} {}", check.subject, check.detail));
+        output.line(format!("{how:<8} {:<16} {}", check.subject, check.detail));
     }
     let is_fine = checks.iter().all(|check| matches!(check.verdict, Verdict::Fine | Verdict::Poor));
     Ok(if is_fine { End::Done } else { End::Wrong })

@@ -47,7 +47,7 @@ const EXIT_CODES: &str =
 #[derive(Subcommand)]
 enum Command {
     /// Says whether the account can be used: endpoint, credential, container, index, regions, role. For probes, too
-    Check,
+    Check(look::Check),
     /// Lists instances, newest first
     #[command(visible_alias = "ls")]
     List(look::List),
@@ -146,8 +146,8 @@ async fn run(options: Options) -> Result {
         return Ok(End::Done);
     }
     let config = account::config(options.database, options.container)?;
-    if let Command::Check = options.command {
-        return look::check(&config, output).await;
+    if let Command::Check(check) = &options.command {
+        return look::check(check, &config, output).await;
     }
     // A tool makes no container: a name that is mistyped must not become one.
     let account = account::open(config.with_create_if_missing(false)).await?;
@@ -168,7 +168,7 @@ async fn run(options: Options) -> Result {
         Command::Prune(prune) => prune.run(&account, output).await,
         Command::Purge(purge) => purge.run(&account, output).await,
         Command::Serve(serve) => serve.run(&account, output).await,
-        Command::Check | Command::Completions { .. } => Ok(End::Done),
+        Command::Check(_) | Command::Completions { .. } => Ok(End::Done),
     };
     account.provider.shutdown().await;
     end

@@ -45,6 +45,8 @@ struct Inner {
 #[derive(Default)]
 struct Tokens {
     accepted: BTreeSet<String>,
+    /// Of identities without a role.
+    known: BTreeSet<String>,
     any: bool,
 }
 
@@ -231,6 +233,11 @@ impl LocalAccount {
         self.with_tokens(|tokens| tokens.accepted.insert(token.into()));
     }
 
+    /// Knows this bearer token over HTTP as that of an identity without a role: it is answered 403/5301, others 401.
+    pub fn know_token(&self, token: impl Into<String>) {
+        self.with_tokens(|tokens| tokens.known.insert(token.into()));
+    }
+
     /// Takes any bearer token over HTTP.
     pub fn accept_any_token(&self) {
         self.with_tokens(|tokens| tokens.any = true);
@@ -243,6 +250,10 @@ impl LocalAccount {
 
     pub(crate) fn accepts(&self, token: &str) -> bool {
         self.with_tokens(|tokens| tokens.any || tokens.accepted.contains(token))
+    }
+
+    pub(crate) fn knows(&self, token: &str) -> bool {
+        self.with_tokens(|tokens| tokens.known.contains(token))
     }
 
     pub(crate) fn secret(&self) -> &Secret {

@@ -18,6 +18,9 @@ const DATE: HeaderName = HeaderName::from_static("date");
 /// The service's code for what a data plane role can't do.
 const NO_DATA_PLANE_PERMISSION: u32 = 5300;
 
+/// The service's code for an identity without a role assignment.
+const NO_ROLE: u32 = 5301;
+
 /// A credential as it stands in the authorization header.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Credential {
@@ -51,6 +54,7 @@ pub(crate) fn refusal(account: &LocalAccount, credential: Option<&Credential>, r
                 unauthorized("The MAC signature found in the HTTP request is not the same as the computed signature.")
             })
         }
+        Some(Credential::Token(token)) if !account.accepts(token) && account.knows(token) => Some(without_role()),
         Some(Credential::Token(token)) if !account.accepts(token) => {
             Some(unauthorized("The bearer token is not accepted by this account."))
         }
@@ -62,6 +66,11 @@ pub(crate) fn refusal(account: &LocalAccount, credential: Option<&Credential>, r
 fn unauthorized(reason: &str) -> Answer {
     let message = format!("The input authorization token can't serve the request. {reason}");
     Answer::refusal(401, None, &message)
+}
+
+fn without_role() -> Answer {
+    let message = "Request blocked by Auth: the given principal does not have the required RBAC permissions.";
+    Answer::refusal(403, Some(NO_ROLE), message)
 }
 
 fn forbidden() -> Answer {

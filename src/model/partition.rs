@@ -46,6 +46,11 @@ impl Partition {
         Self(format!("$d:{name}"))
     }
 
+    /// A partition for what a check of the account writes and removes again.
+    pub(crate) fn scratch(name: &str) -> Self {
+        Self(format!("$c:{name}"))
+    }
+
     /// The partition of a member's bell.
     pub(crate) fn bell(member: &str) -> Self {
         Self(format!("$b:{member}"))

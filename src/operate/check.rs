@@ -1,7 +1,7 @@
-//! Whether an account can be used: what opening looks at, one line each, and nothing is made.
+//! Whether an account can be used: what opening looks at, and every assumption about the service, one line each.
 
 use crate::{
-    store::checkup::{self, Line},
+    store::checkup::{self, Depth, Line},
     CosmosDBProviderConfig,
 };
 use serde::Serialize;
@@ -11,8 +11,8 @@ use serde::Serialize;
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub struct Check {
-    /// What was looked at: `configuration`, `account`, `container`, `partition key`, `index`, `time to live`, `regions`, `format`, `role`.
-    pub subject: &'static str,
+    /// What was looked at, such as `container`, `partition key`, `index` or `batch 412`.
+    pub subject: String,
     /// How it is.
     pub verdict: Verdict,
     /// What was found, and what to do where that is not right.
@@ -30,11 +30,14 @@ pub enum Verdict {
     Poor,
     /// The provider can't be used.
     Wrong,
+    /// The service behaves otherwise than the provider assumes.
+    Differs,
 }
 
-pub(super) async fn run(config: &CosmosDBProviderConfig) -> Vec<Check> {
+pub(super) async fn run(config: &CosmosDBProviderConfig, depth: Depth) -> Vec<Check> {
+    let subject = "configuration".to_owned();
     if let Err(error) = config.validate() {
-        return vec![Check { subject: "configuration", verdict: Verdict::Wrong, detail: error.to_string() }];
+        return vec![Check { subject, verdict: Verdict::Wrong, detail: error.to_string() }];
     }
     let endpoint = config.endpoint().unwrap_or_default();
     let detail = format!(
@@ -43,12 +46,13 @@ pub(super) async fn run(config: &CosmosDBProviderConfig) -> Vec<Check> {
         config.container(),
         config.credential_kind()
     );
-    let mut checks = vec![Check { subject: "configuration", verdict: Verdict::Fine, detail }];
-    checks.extend(checkup::run(config).await.into_iter().map(|(subject, line)| {
+    let mut checks = vec![Check { subject, verdict: Verdict::Fine, detail }];
+    checks.extend(checkup::run(config, depth).await.into_iter().map(|(subject, line)| {
         let (verdict, detail) = match line {
             Line::Fine(detail) => (Verdict::Fine, detail),
             Line::Poor(detail) => (Verdict::Poor, detail),
             Line::Wrong(detail) => (Verdict::Wrong, detail),
+            Line::Differs(detail) => (Verdict::Differs, detail),
         };
         Check { subject, verdict, detail }
     }));

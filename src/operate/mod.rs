@@ -28,7 +28,7 @@ mod intents;
 mod list;
 mod queues;
 
-use crate::{CosmosDBProvider, CosmosDBProviderConfig, StoreError};
+use crate::{store::checkup::Depth, CosmosDBProvider, CosmosDBProviderConfig, StoreError};
 
 pub use check::{Check, Verdict};
 pub use doctor::{Diagnosis, Doctor, Finding, Reason, Remedy, Repair, Suspects};
@@ -93,5 +93,12 @@ impl CosmosDBProvider {
 /// Checks whether an account can be used with this configuration: one line for each thing that must be right, up to the first that keeps the
 /// others from being looked at. Nothing is made or changed, whatever `create_if_missing` says.
 pub async fn check(config: &CosmosDBProviderConfig) -> Vec<Check> {
-    check::run(config).await
+    check::run(config, Depth::Opening).await
+}
+
+/// Tries out every assumption that the provider makes about the service: all that [`check`] looks at, then every query, every
+/// kind of write and batch, reads of each consistency, expiry, hash ranges and prices. One line for each. It takes some
+/// seconds and about 4,000 RU. **Changes** the container: it writes to a partition of its own, and removes that again.
+pub async fn check_deep(config: &CosmosDBProviderConfig) -> Vec<Check> {
+    check::run(config, Depth::Deep).await
 }

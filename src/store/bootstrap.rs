@@ -5,6 +5,7 @@
 //! that mends it.
 
 use super::{
+    checkup::Line,
     error::{classify, describe, is_token_missing, StoreError, Verdict},
     format, indexing, probe, write_regions, Deadline, Place, Store, MAX_PAUSE, MIN_PAUSE,
 };
@@ -27,13 +28,18 @@ pub(crate) const PARTITION_KEY_PATH: &str = "/instanceId";
 /// A new container may take a while.
 const TIME: Duration = Duration::from_secs(60);
 
+/// Nobody waits for a figure for long.
+const THROUGHPUT_TIME: Duration = Duration::from_secs(5);
+/// What a container gets that is created without throughput on a provisioned account.
+const LITTLE_THROUGHPUT: u64 = 400;
+
 /// Opens the container, making it first where `config` allows that.
 pub(crate) async fn open(
     client: &CosmosClient,
     config: &CosmosDBProviderConfig,
     tokens: Option<TokenCache>,
 ) -> Result<Store, StoreError> {
-    let opening = Opening { tokens, ..Opening::new(client.endpoint().host_str(), config, TIME) };
+    let opening = Opening::new(client.endpoint().host_str(), config, TIME).with_tokens(tokens);
     let container = match opening.find(client).await? {
         Some(container) => container,
         None if config.create_if_missing() => opening.create(client).await?,
@@ -80,6 +86,11 @@ impl<'a> Opening<'a> {
         Self { config, place, time, deadline: Deadline::after(time), tokens: None }
     }
 
+    /// With the tokens of the client, so that one that is refused can be replaced.
+    pub(super) fn with_tokens(self, tokens: Option<TokenCache>) -> Self {
+        Self { tokens, ..self }
+    }
+
     async fn find(&self, client: &CosmosClient) -> Result<Option<ContainerClient>, StoreError> {
         let database = client.database_client(self.place.database.clone());
         let name = self.place.container.clone();
@@ -108,6 +119,9 @@ impl<'a> Opening<'a> {
         let mut pause = MIN_PAUSE;
         loop {
             if let Some(found) = self.find(client).await? {
+                if let Line::Poor(remark) = self.throughput(&found).await {
+                    warn!(database, container, "the new container has {remark}");
+                }
                 return Ok(found);
             }
             if self.deadline.passed() {
@@ -174,6 +188,37 @@ impl<'a> Opening<'a> {
         let problem = format!("{}, so two workers could commit the same turn", flaw.describe());
         let remedy = "Gateway 2.0 and the vNext emulator in Docker are known to do this: connect through the standard                       gateway (with_gateway_v2_disabled, for a client of your own), and use the local account of this                       project in place of that emulator";
         Err(self.unfit(problem, remedy.to_owned()))
+    }
+
+    /// The container's own throughput. Entra ID can't read it.
+    pub(super) async fn throughput(&self, container: &ContainerClient) -> Line {
+        let found = match tokio::time::timeout(THROUGHPUT_TIME, container.read_throughput(None)).await {
+            Ok(Ok(found)) => found,
+            Ok(Err(error)) => return Line::Fine(format!("it can't be read: {}", describe(&error))),
+            Err(_) => return Line::Fine(format!("it can't be read within {THROUGHPUT_TIME:?}")),
+        };
+        let Some(found) = found else {
+            return Line::Fine(
+                "none of its own: the account is serverless, or the database shares its throughput".to_owned(),
+            );
+        };
+        match (found.autoscale_maximum(), found.throughput()) {
+            (Some(most), _) => Line::Fine(format!("autoscale up to {most} RU/s")),
+            (None, Some(ru)) if ru <= LITTLE_THROUGHPUT => Line::Poor(self.little_throughput(ru)),
+            (None, Some(ru)) => Line::Fine(format!("{ru} RU/s")),
+            (None, None) => Line::Fine("none of its own".to_owned()),
+        }
+    }
+
+    fn little_throughput(&self, ru: u64) -> String {
+        format!(
+            "{ru} RU/s, which is enough for about {} small orchestrations a second. Raise it with: az cosmosdb sql container \
+             throughput update --account-name {} --resource-group <group> --database-name {} --name {} --throughput <RU/s>",
+            ru / 68,
+            self.place.account_name(),
+            self.place.database,
+            self.place.container
+        )
     }
 
     pub(super) async fn check_write_regions(&self, container: &ContainerClient) -> Result<(), StoreError> {
@@ -354,7 +399,9 @@ pub(crate) fn policy_json() -> String {
 pub(crate) fn create_command(place: &Place) -> String {
     format!(
         "az cosmosdb sql container create --account-name {} --resource-group <group> --database-name {} --name {} \
-         --partition-key-path {PARTITION_KEY_PATH} --partition-key-version 2 --ttl -1 --idx '{}'",
+         --partition-key-path {PARTITION_KEY_PATH} --partition-key-version 2 --ttl -1 --idx '{}' (unless the account is \
+         serverless, add --max-throughput 4000: the default is {LITTLE_THROUGHPUT} RU/s, about six small orchestrations a \
+         second)",
         place.account_name(),
         place.database,
         place.container,

@@ -5,7 +5,7 @@
 
 use super::{
     bootstrap::{Found, Opening},
-    connect, format, queries, Deadline, Store, StoreError,
+    connect, deep, format, queries, Deadline, Store, StoreError,
 };
 use crate::{
     config::CosmosDBProviderConfig,
@@ -20,6 +20,8 @@ pub(crate) enum Line {
     Poor(String),
     /// What is wrong, and what to do.
     Wrong(String),
+    /// The service behaves otherwise than the provider assumes, and what follows.
+    Differs(String),
 }
 
 impl Line {
@@ -34,25 +36,50 @@ impl Line {
 /// Nobody waits for a probe for long.
 const TIME: Duration = Duration::from_secs(20);
 
+/// How much is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Depth {
+    /// What opening looks at. Nothing is written.
+    Opening,
+    /// Every assumption about the service, with documents that are removed again.
+    Deep,
+}
+
 /// Looks at everything, up to the first that keeps the others from being looked at.
-pub(crate) async fn run(config: &CosmosDBProviderConfig) -> Vec<(&'static str, Line)> {
+pub(crate) async fn run(config: &CosmosDBProviderConfig, depth: Depth) -> Vec<(String, Line)> {
+    let (lines, store) = opening(config).await;
+    let mut lines: Vec<(String, Line)> = lines.into_iter().map(|(subject, line)| (subject.to_owned(), line)).collect();
+    let is_wrong = lines.iter().any(|(_, line)| matches!(line, Line::Wrong(_)));
+    match store {
+        Some(store) if depth == Depth::Deep && !is_wrong => lines.extend(deep::run(&store).await),
+        Some(_) if depth == Depth::Deep => {
+            let line = Line::Wrong("not begun: something above must be put right first".to_owned());
+            lines.push(("deep check".to_owned(), line));
+        }
+        _ => {}
+    }
+    lines
+}
+
+/// What opening looks at, and the store if there is one.
+async fn opening(config: &CosmosDBProviderConfig) -> (Vec<(&'static str, Line)>, Option<Store>) {
     let mut lines = Vec::new();
-    let client = match connect::client(config).await {
-        Ok(client) => client,
-        Err(error) => return vec![("account", Line::Wrong(error.to_string()))],
+    let (client, tokens) = match connect::connect(config).await {
+        Ok(connected) => connected,
+        Err(error) => return (vec![("account", Line::Wrong(error.to_string()))], None),
     };
     lines.push(("account", Line::Fine("it answers, and the credential is accepted".to_owned())));
-    let opening = Opening::new(client.endpoint().host_str(), config, TIME);
+    let opening = Opening::new(client.endpoint().host_str(), config, TIME).with_tokens(tokens);
     let Found { container, properties } = match opening.inspect(&client).await {
         Ok(found) => found,
         Err(StoreError::Missing { .. }) if config.create_if_missing() => {
             let line = "it is not there: whoever opens it first makes it, if that may be";
             lines.push(("container", Line::Poor(line.to_owned())));
-            return lines;
+            return (lines, None);
         }
         Err(error) => {
             lines.push(("container", Line::Wrong(error.to_string())));
-            return lines;
+            return (lines, None);
         }
     };
     lines.push(("container", Line::Fine("it is there".to_owned())));
@@ -65,6 +92,7 @@ pub(crate) async fn run(config: &CosmosDBProviderConfig) -> Vec<(&'static str, L
         Err(error) => Line::Wrong(error.to_string()),
     };
     lines.push(("time to live", time_to_live));
+    lines.push(("throughput", opening.throughput(&container).await));
     let regions = opening.check_write_regions(&container).await;
     lines.push(("regions", Line::of(regions, "writes go to one region")));
     let store = opening.store(container);
@@ -78,9 +106,9 @@ pub(crate) async fn run(config: &CosmosDBProviderConfig) -> Vec<(&'static str, L
         "role",
         Line::of(may_write(&store, opening.deadline()).await, "documents may be read, queried and written"),
     ));
-    let consistency = "whatever the account's default is, reads ask for session consistency, and those that decide go where writes go";
+    let consistency = "the account's default can't be seen from here: it must be Session or stronger";
     lines.push(("consistency", Line::Fine(consistency.to_owned())));
-    lines
+    (lines, Some(store))
 }
 
 /// Whether documents may be queried, replaced and deleted.

@@ -14,6 +14,7 @@ pub(crate) mod bootstrap;
 pub(crate) mod checkup;
 pub(crate) mod connect;
 mod deadline;
+mod deep;
 mod denied;
 pub(crate) mod error;
 mod format;

@@ -39,6 +39,11 @@ impl QueryText {
         Self { name, text, page: NonZeroU32::new(page) }
     }
 
+    /// Whether it asks several partitions.
+    pub(crate) fn is_across(self) -> bool {
+        self.page.is_some()
+    }
+
     /// The query without parameters yet.
     pub(crate) fn statement(self) -> Statement {
         let Self { name, text, page } = self;

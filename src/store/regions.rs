@@ -44,6 +44,11 @@ impl Regions {
         }
     }
 
+    /// The name of the region that takes writes, once it is known.
+    pub(super) fn write_region(&self) -> Option<String> {
+        self.with(|met| met.write.as_ref().map(|region| region.display_name().to_string()))
+    }
+
     pub(super) fn is_write_region_known(&self) -> bool {
         self.with(|met| met.write.is_some())
     }

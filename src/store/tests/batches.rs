@@ -31,6 +31,7 @@ both_ways!(
     an_operation_that_is_throttled_until_the_deadline_leaves_the_batch_undone,
     a_throttled_operation_after_a_lost_answer_leaves_the_outcome_open,
     a_batch_that_is_refused_as_a_whole_says_how_large_it_was,
+    the_size_of_a_batch_counts_ids_and_conditions_as_the_service_does,
 );
 
 /// Time for a few attempts on a busy machine.
@@ -268,4 +269,22 @@ async fn a_batchs_answer_that_does_not_fit_it_is_never_taken_for_a_commit() {
         let outcome = scene.store.batch(&partition(), &[create(&note("i", "a", ""))], in_time()).await;
         assert!(matches!(outcome, Err(StoreError::Malformed { .. })), "{body}: {outcome:?}");
     }
+}
+
+async fn the_size_of_a_batch_counts_ids_and_conditions_as_the_service_does(scene: Scene) {
+    let sent = Arc::new(std::sync::Mutex::new(0));
+    let seen = sent.clone();
+    scene.account.wire().observe(move |request, _| {
+        if request.kind == RequestKind::Batch {
+            *seen.lock().unwrap() = request.json().map_or(0, |body| body.to_string().len());
+        }
+    });
+    // Long ids and conditions, hardly any documents: a hundred of them come to more than what is kept free for the rest.
+    let long = |number: usize| note("i", &format!("{number:0>900}"), "");
+    let etag = Etag::from("\"00000000-0000-0000-0000-000000000000\"");
+    let operations: Vec<Operation> =
+        (0..MAX_OPERATIONS).map(|number| Operation::delete(long(number).id, Some(&etag))).collect();
+    batch(&scene, &operations).await;
+    let (counted, sent) = (operations.iter().map(Operation::size).sum::<usize>(), *sent.lock().unwrap());
+    assert!(sent > 90_000 && counted >= sent && counted < sent * 5 / 4, "{counted} bytes counted, {sent} sent");
 }

@@ -160,3 +160,36 @@ async fn a_failover_under_way_is_not_taken_for_several_write_regions() {
         bootstrap::open(&client, &config(&account), None).await.expect("one write region at any time");
     }
 }
+
+#[tokio::test]
+async fn a_query_that_decides_is_answered_by_the_write_region_where_a_quorum_read_is_not() {
+    let (account, store) = lagging(two_regions()).await;
+    let writer = bootstrap::open(&account.client_named("writer").await, &config(&account), None).await.unwrap();
+    let note = note("i", "a", "first");
+    done(writer.create(&note.instance_id, &note.id, &note, in_time()).await);
+    let within = |statement| store.query_partition::<Note>(&note.instance_id, statement, in_time());
+    let across = |statement| store.query_container::<Note>(statement, in_time());
+    // A quorum of the region that answers: it has not heard of the note.
+    assert!(within(NOTES.statement().latest_committed()).await.unwrap().is_empty());
+    assert!(across(NOTES.statement().latest_committed()).await.unwrap().is_empty());
+    assert_eq!(within(NOTES.statement().authoritative()).await.unwrap(), std::slice::from_ref(&note));
+    assert_eq!(across(NOTES.statement().authoritative()).await.unwrap(), std::slice::from_ref(&note));
+    // The region is excluded by now: one request each.
+    account.reset_stats();
+    assert_eq!(within(NOTES.statement().authoritative()).await.unwrap(), std::slice::from_ref(&note));
+    assert_eq!(account.stats_of(CLIENT).of(RequestKind::Query).requests, 1);
+}
+
+#[tokio::test]
+async fn a_query_that_decides_follows_the_write_region() {
+    let (account, store) = lagging(two_regions()).await;
+    let note = note("i", "a", "first");
+    done(store.create(&note.instance_id, &note.id, &note, in_time()).await);
+    let decide = || store.query_partition::<Note>(&note.instance_id, NOTES.statement().authoritative(), in_time());
+    assert_eq!(decide().await.unwrap(), std::slice::from_ref(&note));
+    account.store().resume_replication(AWAY);
+    account.store().set_write_region(AWAY).unwrap();
+    let second = note.with_text("second");
+    done(store.replace(&note.instance_id, &note.id, &second, None, in_time()).await);
+    assert_eq!(decide().await.unwrap(), [second]);
+}

@@ -1,0 +1,115 @@
+//! `check --deep`: every assumption that the provider makes about the service, tried out on the account.
+//!
+//! All of it happens in a partition of its own, in documents that no query of the provider returns. They are removed at the
+//! end. Should that fail, they expire after an hour where time to live is on.
+//!
+//! Each assumption becomes one [`Line`]: fine, or what the service answered and what follows from that.
+
+mod batches;
+mod points;
+mod prices;
+mod queries;
+mod reads;
+
+use super::{checkup::Line, Deadline, Freshness, Store, StoreError, WriteOutcome};
+use crate::model::{DocumentId, Partition};
+use azure_core::http::Etag;
+use serde_json::{json, Value};
+use std::time::Duration;
+
+/// How long one call may take. Throttling on a small container is ridden out.
+const TIME: Duration = Duration::from_secs(30);
+/// When what a check that died left behind expires.
+const TIME_TO_LIVE: u32 = 3_600;
+
+/// What was found about one assumption: fine, with what was seen, or what the service answered instead.
+type Outcome = Result<String, String>;
+
+/// A check under way.
+pub(super) struct Deep<'a> {
+    store: &'a Store,
+    partition: Partition,
+    lines: Vec<(String, Line)>,
+}
+
+/// Tries out every assumption.
+pub(super) async fn run(store: &Store) -> Vec<(String, Line)> {
+    let partition = Partition::scratch(&store.inner.randomness.token());
+    let mut deep = Deep { store, partition, lines: Vec::new() };
+    deep.points().await;
+    deep.batches().await;
+    deep.reads().await;
+    deep.queries().await;
+    deep.prices().await;
+    deep.clean_up().await;
+    deep.lines
+}
+
+impl Deep<'_> {
+    /// Notes what was found. `follows` says what it means for the provider where the service behaves otherwise.
+    fn note(&mut self, subject: &str, outcome: Outcome, follows: &str) {
+        let line = match outcome {
+            Ok(seen) => Line::Fine(seen),
+            Err(answer) => Line::Differs(format!("{answer}. What follows: {follows}")),
+        };
+        self.lines.push((subject.to_owned(), line));
+    }
+
+    fn deadline(&self) -> Deadline {
+        Deadline::after(TIME)
+    }
+
+    fn id(&self, name: &str) -> DocumentId {
+        DocumentId::new("probe", &[name])
+    }
+
+    /// A document of about so many bytes.
+    fn document(&self, name: &str, number: u64, bytes: usize) -> Value {
+        let mut document = json!({
+            "id": self.id(name), "instanceId": self.partition, "type": "probe", "createdAt": number, "ttl": TIME_TO_LIVE,
+            "padding": "",
+        });
+        let missing = bytes.saturating_sub(document.to_string().len());
+        document["padding"] = Value::from("x".repeat(missing));
+        document
+    }
+
+    async fn create(&self, name: &str, document: &Value) -> Result<Etag, String> {
+        let created = self.store.create(&self.partition, &self.id(name), document, self.deadline()).await;
+        done(created, "a create")
+    }
+
+    async fn read(&self, name: &str) -> Result<Option<(Value, Etag)>, String> {
+        let freshness = Freshness::Authoritative;
+        let found = self.store.read::<Value>(&self.partition, &self.id(name), freshness, self.deadline()).await;
+        Ok(found.map_err(|error| error.to_string())?.map(|found| (found.document, found.etag)))
+    }
+
+    /// Removes what the check wrote.
+    async fn clean_up(&mut self) {
+        let outcome = self.remove_all().await.map_err(|error| error.to_string());
+        let follows = format!("delete what is left in partition {}", self.partition);
+        self.note("clean-up", outcome.map(|count| format!("{count} documents were removed")), &follows);
+    }
+
+    async fn remove_all(&self) -> Result<usize, StoreError> {
+        let statement = super::queries::CONTENTS.statement().authoritative();
+        let rows: Vec<Value> = self.store.query_partition(&self.partition, statement, self.deadline()).await?;
+        let ids = rows.iter().filter_map(|row| DocumentId::try_from(row["id"].as_str()?.to_owned()).ok());
+        let mut removed = 0;
+        for id in ids {
+            self.store.delete(&self.partition, &id, None, self.deadline()).await?;
+            removed += 1;
+        }
+        Ok(removed)
+    }
+}
+
+/// The ETag of a write that must have been done.
+fn done(outcome: Result<WriteOutcome, StoreError>, what: &str) -> Result<Etag, String> {
+    match outcome {
+        Ok(WriteOutcome::Done(etag)) => Ok(etag),
+        Ok(WriteOutcome::Refused(refusal)) => Err(format!("{what} was refused: {refusal:?}")),
+        Err(error) => Err(error.to_string()),
+    }
+}
