@@ -22,8 +22,10 @@ use futures::FutureExt;
 use serde_json::{json, Value};
 
 use crate::builder::LocalAccountBuilder;
+use crate::ledger::ItemKey;
 use crate::request::{encode, Outgoing, CONTINUATION, IS_UPSERT, PARTITION_KEY};
 use crate::serve::{self, Served};
+use crate::service::ContainerName;
 use crate::stats::Stats;
 use crate::transport::WireFactory;
 use crate::wire::Wire;
@@ -192,14 +194,19 @@ impl LocalAccount {
     /// Puts a document into a container past the wire: nobody counts it, and no rule meets it. False where the emulator
     /// does not take it.
     pub async fn put(&self, database: &str, container: &str, partition_key: &str, document: &Value) -> bool {
-        let mut headers = Headers::new();
-        headers.insert(PARTITION_KEY, json!([partition_key]).to_string());
-        headers.insert(IS_UPSERT, "true");
-        let mut url = self.inner.endpoint.clone();
-        url.set_path(&format!("/dbs/{}/colls/{}/docs", encode(database), encode(container)));
-        let body = Bytes::from(document.to_string());
-        let request = Outgoing { client: None, method: Method::Post, url, headers, body };
-        self.inner.wire.service().forward(&request).await.is_ok_and(|answer| answer.is_success())
+        let name = ContainerName { database: database.to_owned(), container: container.to_owned() };
+        let partition_key = json!([partition_key]).to_string();
+        let (wire, service) = (&self.inner.wire, self.inner.wire.service());
+        let Some(mut request) = service.request(Method::Post, &format!("{}/docs", name.path())) else { return false };
+        request.headers.insert(PARTITION_KEY, partition_key.clone());
+        request.headers.insert(IS_UPSERT, "true");
+        request.body = Bytes::from(document.to_string());
+        let is_stored = service.forward(&request).await.is_ok_and(|answer| answer.is_success());
+        if is_stored {
+            let key = ItemKey::new(name, &partition_key, document["id"].as_str().unwrap_or_default());
+            wire.records().put(service, &key, document).await;
+        }
+        is_stored
     }
 
     fn read_ranges(&self, database: &str, container: &str) -> Option<Vec<Value>> {

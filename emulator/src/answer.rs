@@ -91,6 +91,11 @@ impl Answer {
         Self::json(207, &(0..operations).map(result).collect())
     }
 
+    /// Says what the request cost.
+    pub fn set_charge(&mut self, charge: f64) {
+        self.headers.insert(CHARGE, format!("{charge:.2}"));
+    }
+
     /// What the request cost, as the answer says.
     pub fn charge(&self) -> f64 {
         let charge = self.headers.get_optional_str(&CHARGE);

@@ -6,13 +6,13 @@ use std::time::Duration;
 use azure_core::credentials::Secret;
 use azure_core::http::Url;
 use azure_data_cosmos_driver::in_memory_emulator::{
-    ConsistencyLevel, InMemoryEmulatorHttpClient, ReplicationConfig, RequestUnitChargingModel, VirtualAccountConfig,
-    VirtualRegion, WriteMode,
+    ConsistencyLevel, InMemoryEmulatorHttpClient, ReplicationConfig, VirtualAccountConfig, VirtualRegion, WriteMode,
 };
 
 use crate::account::LocalAccount;
 use crate::provision::Provisioning;
-use crate::wire::{Service, Wire};
+use crate::service::Service;
+use crate::wire::Wire;
 
 /// The account key that every Cosmos DB emulator has. It is public and protects nothing.
 pub const EMULATOR_KEY: &str =
@@ -29,7 +29,6 @@ pub struct LocalAccountBuilder {
     replication: ReplicationConfig,
     consistency: ConsistencyLevel,
     write_mode: WriteMode,
-    charges: RequestUnitChargingModel,
     key: Secret,
 }
 
@@ -44,7 +43,6 @@ impl Default for LocalAccountBuilder {
             replication: ReplicationConfig::immediate(),
             consistency: ConsistencyLevel::Session,
             write_mode: WriteMode::Single,
-            charges: RequestUnitChargingModel::default(),
             key: Secret::new(EMULATOR_KEY),
         }
     }
@@ -70,8 +68,8 @@ impl LocalAccountBuilder {
         self
     }
 
-    /// Whether containers refuse what exceeds their throughput. The emulator throttles point operations only:
-    /// for batches and queries use a [`WireRule`](crate::WireRule).
+    /// Whether containers refuse what exceeds their throughput. The emulator throttles point operations only, by charges
+    /// of its own: for batches and queries use a [`WireRule`](crate::WireRule).
     pub fn with_throttling(mut self, throttling: bool) -> Self {
         self.throttling = throttling;
         self
@@ -117,12 +115,6 @@ impl LocalAccountBuilder {
         self
     }
 
-    /// What the emulator charges for point operations.
-    pub fn with_charges(mut self, charges: RequestUnitChargingModel) -> Self {
-        self.charges = charges;
-        self
-    }
-
     /// The account key, in base64; [`EMULATOR_KEY`] by default.
     pub fn with_account_key(mut self, key: impl Into<String>) -> Self {
         self.key = Secret::new(key.into());
@@ -155,7 +147,6 @@ impl LocalAccountBuilder {
             .with_consistency(self.consistency)
             .with_replication_config(self.replication)
             .with_throttling_enabled(self.throttling)
-            .with_ru_model(self.charges)
     }
 }
 

@@ -5,6 +5,9 @@
 //! request or lose its answer, below the SDK's retries. Clients reach the account in process, through the SDK's own
 //! pipeline, or over HTTP on loopback ([`LocalAccount::serve`]). Nothing is kept on disk.
 //!
+//! Charges follow the prices that Microsoft publishes for reads, writes and index terms. Queries have no published
+//! prices: theirs are an estimate, 2.5 RU for each physical partition that a page visits and 0.15 RU for each KB.
+//!
 //! ```
 //! use duroxide_cosmos_emulator::{LocalAccount, RequestKind, WireAction, WireRule};
 //!
@@ -30,13 +33,19 @@ mod account;
 mod answer;
 mod auth;
 mod builder;
+mod catalog;
 mod control;
 mod gate;
+mod indexing;
+mod ledger;
 mod observe;
+mod prices;
 mod provision;
+mod records;
 mod request;
 mod rules;
 mod serve;
+mod service;
 mod stats;
 mod transport;
 mod validate;
@@ -53,6 +62,4 @@ pub use stats::{KindStats, Stats};
 pub use wire::Wire;
 
 pub use azure_data_cosmos::fault_injection;
-pub use azure_data_cosmos_driver::in_memory_emulator::{
-    ConsistencyLevel, EmulatorStore, ReplicationConfig, RequestUnitChargingModel, WriteMode,
-};
+pub use azure_data_cosmos_driver::in_memory_emulator::{ConsistencyLevel, EmulatorStore, ReplicationConfig, WriteMode};

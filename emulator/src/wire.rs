@@ -7,40 +7,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use azure_data_cosmos_driver::in_memory_emulator::{EmulatorStore, InMemoryEmulatorHttpClient};
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 
 use crate::answer::{Answer, Lost};
 use crate::observe::{Observer, WireAnswer};
 use crate::provision::{self, Provisioning};
+use crate::records::Records;
 use crate::request::{Facts, Outgoing, RequestKind, WireRequest};
 use crate::rules::{RuleBook, WireAction, WireRule, WireRuleHandle};
+use crate::service::Service;
 use crate::stats::Counters;
 use crate::validate;
-
-/// The store behind the wire.
-pub(crate) struct Service {
-    emulator: Arc<InMemoryEmulatorHttpClient>,
-    store: Arc<EmulatorStore>,
-}
-
-impl Service {
-    pub fn new(emulator: Arc<InMemoryEmulatorHttpClient>) -> Self {
-        let store = emulator.store();
-        Self { emulator, store }
-    }
-
-    pub fn store(&self) -> &Arc<EmulatorStore> {
-        &self.store
-    }
-
-    /// Hands a request to the emulator as it is.
-    pub async fn forward(&self, request: &Outgoing) -> Result<Answer, Lost> {
-        let response = self.emulator.execute_request(&request.to_core()).await;
-        Answer::read(response.map_err(|error| Lost::Unroutable(Box::new(error)))?).await
-    }
-}
 
 /// The wire of one account: add rules to make it misbehave below the SDK's own retries.
 pub struct Wire {
@@ -49,6 +27,7 @@ pub struct Wire {
     latency: Duration,
     rules: Arc<RuleBook>,
     counters: Counters,
+    records: Records,
     observer: OnceLock<Observer>,
     carrier: OnceLock<Handle>,
     sequence: AtomicU64,
@@ -64,6 +43,7 @@ impl Wire {
             latency,
             rules: Arc::default(),
             counters: Counters::default(),
+            records: Records::default(),
             observer: OnceLock::new(),
             carrier: OnceLock::new(),
             sequence: AtomicU64::new(0),
@@ -99,6 +79,10 @@ impl Wire {
 
     pub(crate) fn service(&self) -> &Service {
         &self.service
+    }
+
+    pub(crate) fn records(&self) -> &Records {
+        &self.records
     }
 
     pub(crate) fn counters(&self) -> &Counters {
@@ -139,11 +123,11 @@ impl Wire {
         match action {
             WireAction::Refuse { status, substatus, retry_after } => {
                 let refusal = Answer::refusal(status, substatus, "Refused by a rule on the wire.");
-                Ok(self.count(request, facts, refusal.with_retry_after(retry_after)))
+                Ok(self.settle(request, facts, refusal.with_retry_after(retry_after)).await)
             }
             WireAction::RefuseBatchOperation { index, status, substatus } => {
                 let refusal = refuse_operation(facts, index, status, substatus);
-                Ok(self.count(request, facts, refusal))
+                Ok(self.settle(request, facts, refusal).await)
             }
             WireAction::FailConnection => Err(Lost::Request),
             WireAction::LoseAnswer => {
@@ -181,10 +165,12 @@ impl Wire {
             }
             None => self.service.forward(request).await?,
         };
-        Ok(self.count(request, facts, answer))
+        Ok(self.settle(request, facts, answer).await)
     }
 
-    fn count(&self, request: &Outgoing, facts: &Facts, answer: Answer) -> Answer {
+    /// Charges for an answer and counts it.
+    async fn settle(&self, request: &Outgoing, facts: &Facts, answer: Answer) -> Answer {
+        let answer = self.records.settle(&self.service, request, facts, answer, 1.0).await;
         self.counters.answered(facts.kind, &request.client, &answer);
         if let Some(observer) = self.observer.get() {
             observer.show(&facts.view(request), &WireAnswer { status: answer.status, body: &answer.body });

@@ -1,6 +1,7 @@
 //! The local account, in process and over HTTP, with the SDK's own client.
 
 mod basics;
+mod charges;
 mod http;
 mod program;
 mod raw;
