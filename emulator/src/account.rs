@@ -154,7 +154,7 @@ impl LocalAccount {
         &self.inner.wire
     }
 
-    /// The SDK emulator's store, for what is not covered here: failovers, paused replication, merges.
+    /// The SDK emulator's store, for what is not covered here: failovers, paused replication.
     pub fn store(&self) -> Arc<EmulatorStore> {
         Arc::clone(self.inner.wire.service().store())
     }
@@ -164,6 +164,17 @@ impl LocalAccount {
         let store = self.store();
         let middle = store.midpoint_split_epk(database, container, partition)?;
         store.split_partition_and_wait(database, container, partition, middle, Duration::ZERO).await
+    }
+
+    /// Merges two physical partitions that are neighbours and waits until it is done. Returns the new partition.
+    ///
+    /// As on the service, a query that still names one of the two is answered 400 from then on.
+    pub async fn merge(&self, database: &str, container: &str, a: u32, b: u32) -> Result<u32, CosmosError> {
+        let store = self.store();
+        let merged = store.merge_partitions_and_wait(database, container, a, b, Duration::ZERO).await?;
+        let name = ContainerName::new(database, container);
+        self.inner.wire.merged().add(&name, [a, b]);
+        Ok(merged)
     }
 
     /// The ids of a container's physical partitions; none if there is no such container.
@@ -194,7 +205,7 @@ impl LocalAccount {
     /// Puts a document into a container past the wire: nobody counts it, and no rule meets it. False where the emulator
     /// does not take it.
     pub async fn put(&self, database: &str, container: &str, partition_key: &str, document: &Value) -> bool {
-        let name = ContainerName { database: database.to_owned(), container: container.to_owned() };
+        let name = ContainerName::new(database, container);
         let partition_key = json!([partition_key]).to_string();
         let (wire, service) = (&self.inner.wire, self.inner.wire.service());
         let Some(mut request) = service.request(Method::Post, &format!("{}/docs", name.path())) else { return false };

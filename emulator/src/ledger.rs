@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     fn key() -> ItemKey {
-        let container = ContainerName { database: "d".to_owned(), container: "c".to_owned() };
+        let container = ContainerName::new("d", "c");
         ItemKey::new(container, r#"[ "p" ]"#, "1")
     }
 

@@ -25,6 +25,10 @@ pub(crate) struct ContainerName {
 }
 
 impl ContainerName {
+    pub fn new(database: &str, container: &str) -> Self {
+        Self { database: database.to_owned(), container: container.to_owned() }
+    }
+
     /// The container that a request is about.
     pub fn of(request: &Outgoing) -> Option<Self> {
         match request.segments().as_slice() {

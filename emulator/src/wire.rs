@@ -11,8 +11,13 @@ use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 
 use crate::answer::{Answer, Lost};
+use crate::batches;
+use crate::conduct::{Conduct, FreshContainers};
+use crate::misbehaviour::{Misbehaviour, MisbehaviourHandle, Misbehaviours};
 use crate::observe::{Observer, WireAnswer};
+use crate::pages::{self, pause};
 use crate::provision::{self, Provisioning};
+use crate::ranges::MergedRanges;
 use crate::records::Records;
 use crate::request::{Facts, Outgoing, RequestKind, WireRequest};
 use crate::rules::{RuleBook, WireAction, WireRule, WireRuleHandle};
@@ -26,6 +31,9 @@ pub struct Wire {
     provisioning: Provisioning,
     latency: Duration,
     rules: Arc<RuleBook>,
+    misbehaviours: Arc<Misbehaviours>,
+    fresh: FreshContainers,
+    merged: MergedRanges,
     counters: Counters,
     records: Records,
     observer: OnceLock<Observer>,
@@ -42,6 +50,9 @@ impl Wire {
             provisioning,
             latency,
             rules: Arc::default(),
+            misbehaviours: Arc::default(),
+            fresh: FreshContainers::default(),
+            merged: MergedRanges::default(),
             counters: Counters::default(),
             records: Records::default(),
             observer: OnceLock::new(),
@@ -56,10 +67,25 @@ impl Wire {
         self.rules.add(rule)
     }
 
-    /// Takes all rules away; requests that they hold stay held. Says how many requests each was applied to, in the order in
+    /// Takes all rules away, but leaves misbehaviours on; requests that they hold stay held. Says how many requests each was applied to, in the order in
     /// which they were added.
     pub fn clear(&self) -> Vec<u64> {
         self.rules.clear()
+    }
+
+    /// Makes the account behave badly until this is removed, in one of the ways that live accounts and other emulators do.
+    pub fn misbehave(&self, misbehaviour: Misbehaviour) -> MisbehaviourHandle {
+        self.misbehaviours.add(misbehaviour)
+    }
+
+    /// Turns every misbehaviour off.
+    pub fn behave(&self) {
+        self.misbehaviours.clear();
+    }
+
+    /// The names of the misbehaviours that are on, with their values, in the order in which they were turned on.
+    pub fn misbehaviours(&self) -> Vec<String> {
+        self.misbehaviours.conduct().names()
     }
 
     /// Shows every exchange to `observer` once it has its answer, before the answer goes back. Only the first one counts.
@@ -85,6 +111,10 @@ impl Wire {
         &self.records
     }
 
+    pub(crate) fn merged(&self) -> &MergedRanges {
+        &self.merged
+    }
+
     pub(crate) fn counters(&self) -> &Counters {
         &self.counters
     }
@@ -108,18 +138,20 @@ impl Wire {
 
     async fn exchange(&self, mut request: Outgoing) -> Result<Answer, Lost> {
         request.trim_trailing_slash();
+        self.misbehaviours.conduct().rewrite(&mut request);
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed) + 1;
         let facts = Facts::of(&request, sequence);
         self.counters.arrived(facts.kind, &request);
         let action = self.rules.action_for(&facts.view(&request));
         pause(self.latency).await;
         match action {
-            Some(action) => self.misbehave(action, &request, &facts).await,
+            Some(action) => self.apply(action, &request, &facts).await,
             None => self.answer(&request, &facts).await,
         }
     }
 
-    async fn misbehave(&self, action: WireAction, request: &Outgoing, facts: &Facts) -> Result<Answer, Lost> {
+    /// Does what a rule says.
+    async fn apply(&self, action: WireAction, request: &Outgoing, facts: &Facts) -> Result<Answer, Lost> {
         match action {
             WireAction::Refuse { status, substatus, retry_after } => {
                 let refusal = Answer::refusal(status, substatus, "Refused by a rule on the wire.");
@@ -157,20 +189,35 @@ impl Wire {
 
     /// Answers as the service would.
     async fn answer(&self, request: &Outgoing, facts: &Facts) -> Result<Answer, Lost> {
-        let answer = match validate::refusal(facts) {
+        let conduct = self.misbehaviours.conduct();
+        let refusal = conduct.refusal(request, facts, &self.fresh);
+        let answer = match refusal.or_else(|| validate::refusal(facts)) {
             Some(refusal) => refusal,
             None if matches!(facts.kind, RequestKind::Database | RequestKind::Container) => {
                 let _alone = self.structure.lock().await;
                 provision::answer(&self.service, self.provisioning, request).await?
             }
-            None => self.service.forward(request).await?,
+            None => self.perform(request, facts, &conduct).await?,
         };
+        conduct.note_created(request, facts, &answer, &self.fresh);
         Ok(self.settle(request, facts, answer).await)
+    }
+
+    /// Answers a request about items.
+    async fn perform(&self, request: &Outgoing, facts: &Facts, conduct: &Conduct) -> Result<Answer, Lost> {
+        match facts.operations() {
+            Some(operations) => batches::answer(&self.service, request, operations, conduct).await,
+            None if facts.kind == RequestKind::Query => {
+                pages::answer(&self.service, &self.merged, request, conduct).await
+            }
+            None => self.service.forward(request).await,
+        }
     }
 
     /// Charges for an answer and counts it.
     async fn settle(&self, request: &Outgoing, facts: &Facts, answer: Answer) -> Answer {
-        let answer = self.records.settle(&self.service, request, facts, answer, 1.0).await;
+        let factor = self.misbehaviours.conduct().charge_factor();
+        let answer = self.records.settle(&self.service, request, facts, answer, factor).await;
         self.counters.answered(facts.kind, &request.client, &answer);
         if let Some(observer) = self.observer.get() {
             observer.show(&facts.view(request), &WireAnswer { status: answer.status, body: &answer.body });
@@ -185,6 +232,7 @@ impl fmt::Debug for Wire {
             .field("provisioning", &self.provisioning)
             .field("latency", &self.latency)
             .field("rules", &self.rules)
+            .field("misbehaviours", &self.misbehaviours())
             .finish_non_exhaustive()
     }
 }
@@ -197,12 +245,5 @@ fn refuse_operation(facts: &Facts, index: usize, status: u16, substatus: Option<
             Answer::rolled_back(operations.len(), index.min(last), status, substatus)
         }
         None => Answer::refusal(status, substatus, "Refused by a rule on the wire."),
-    }
-}
-
-/// Sleeps, but not at all for no time: a timer of zero still yields.
-async fn pause(time: Duration) {
-    if !time.is_zero() {
-        tokio::time::sleep(time).await;
     }
 }

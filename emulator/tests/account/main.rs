@@ -3,6 +3,8 @@
 mod basics;
 mod charges;
 mod http;
+mod misbehaviours;
+mod partitions;
 mod program;
 mod raw;
 mod rules;
