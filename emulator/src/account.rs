@@ -199,6 +199,8 @@ impl LocalAccount {
             headers = Headers::new();
             headers.insert(CONTINUATION, next);
         }
+        let default_ttl = self.default_ttl(database, container);
+        documents.retain(|document| !self.inner.wire.is_expired(default_ttl, document));
         documents
     }
 
@@ -218,6 +220,13 @@ impl LocalAccount {
             wire.records().put(service, &key, document).await;
         }
         is_stored
+    }
+
+    /// The store answers at once, as for `peek`.
+    fn default_ttl(&self, database: &str, container: &str) -> Option<i64> {
+        let name = ContainerName::new(database, container);
+        let wire = &self.inner.wire;
+        wire.records().default_ttl(wire.service(), &name).now_or_never().flatten()
     }
 
     fn read_ranges(&self, database: &str, container: &str) -> Option<Vec<Value>> {

@@ -38,6 +38,7 @@ mod builder;
 mod catalog;
 mod conduct;
 mod control;
+mod expiry;
 mod gate;
 mod indexing;
 mod ledger;

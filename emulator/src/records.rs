@@ -8,6 +8,7 @@ use serde_json::{json, Value};
 
 use crate::answer::Answer;
 use crate::catalog::{Catalog, Settings};
+use crate::expiry::{self, Expirations};
 use crate::ledger::{text_len, ItemKey, Ledger, Put};
 use crate::prices;
 use crate::request::{header, read_json, Facts, Outgoing, RequestKind, CONSISTENCY, PARTITION_RANGE, READ_STRATEGY};
@@ -18,6 +19,7 @@ use crate::service::{ContainerName, Service};
 pub(crate) struct Records {
     catalog: Catalog,
     ledger: Ledger,
+    expirations: Expirations,
 }
 
 /// A request that succeeded in a container.
@@ -43,7 +45,7 @@ impl Records {
     ) -> Answer {
         let charge = match ContainerName::of(request) {
             _ if facts.kind.is_metadata() => {
-                self.note_structure(request, facts, &answer);
+                self.note_structure(service, request, facts, &answer).await;
                 0.0
             }
             _ if !answer.is_success() => factor * prices::failed(answer.status),
@@ -61,11 +63,32 @@ impl Records {
     /// Records a document that was put past the wire.
     pub async fn put(&self, service: &Service, key: &ItemKey, document: &Value) {
         let settings = self.catalog.settings(service, &key.container).await;
-        self.ledger.put(key, Put::Replace, document, &settings.indexing);
+        self.write(key, Put::Replace, document, &settings);
     }
 
-    /// Reads settings again after a change of a database or a container, and forgets the items of those deleted.
-    fn note_structure(&self, request: &Outgoing, facts: &Facts, answer: &Answer) {
+    /// The default time to live of a container's items.
+    pub async fn default_ttl(&self, service: &Service, container: &ContainerName) -> Option<i64> {
+        self.catalog.settings(service, container).await.default_ttl
+    }
+
+    /// Deletes the items whose time to live is over.
+    pub async fn expire(&self, service: &Service) {
+        let default_ttl = |key: ItemKey| async move { self.default_ttl(service, &key.container).await };
+        let deleted = |key: &ItemKey| {
+            self.ledger.delete(key);
+        };
+        self.expirations.drain(service, default_ttl, deleted).await;
+    }
+
+    /// Records a write that succeeded and returns its price.
+    fn write(&self, key: &ItemKey, put: Put, document: &Value, settings: &Settings) -> f64 {
+        self.expirations.schedule(key, settings.default_ttl, document);
+        self.ledger.put(key, put, document, &settings.indexing)
+    }
+
+    /// Reads settings again after a change of a database or a container, and forgets the items of those deleted. The
+    /// items of a container whose settings changed are looked at: they may have got a time to live.
+    async fn note_structure(&self, service: &Service, request: &Outgoing, facts: &Facts, answer: &Answer) {
         let is_structure = matches!(facts.kind, RequestKind::Database | RequestKind::Container);
         if !is_structure || request.method == Method::Get || !answer.is_success() {
             return;
@@ -74,6 +97,11 @@ impl Records {
         if request.method == Method::Delete {
             let path = format!("{}/", request.url.path());
             self.ledger.retain(|name| !format!("{}/", name.path()).starts_with(&path));
+        }
+        if let Some(container) = ContainerName::of(request) {
+            let expires = self.catalog.settings(service, &container).await.default_ttl.is_some();
+            let items = if expires { self.ledger.items(&container) } else { Vec::new() };
+            items.iter().for_each(|key| self.expirations.look_at(key, expiry::now()));
         }
     }
 }
@@ -133,13 +161,17 @@ impl Exchange<'_> {
     }
 
     fn put(&self, key: &ItemKey, put: Put, document: &Value) -> f64 {
-        self.records.ledger.put(key, put, document, &self.settings.indexing)
+        self.records.write(key, put, document, self.settings)
     }
 
     /// The answer to a patch need not hold the document, so the store is asked for it.
     async fn patch(&self) -> f64 {
         let key = self.key();
-        let document = self.service.read_item(&key).await.unwrap_or_default();
+        let mut document = self.service.read_item(&key).await.unwrap_or_default();
+        if let Some(fields) = document.as_object_mut() {
+            // The system's own properties are not the client's to pay for.
+            fields.retain(|name, _| !name.starts_with('_'));
+        }
         let body = read_json(&self.request.body).unwrap_or_default();
         let operations = body.get("operations").unwrap_or(&body).as_array().map_or(0, Vec::len);
         self.put(&key, Put::Replace, &document) + prices::PATCHED_PROPERTY * operations as f64

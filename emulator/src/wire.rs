@@ -7,12 +7,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use serde_json::Value;
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 
 use crate::answer::{Answer, Lost};
 use crate::batches;
 use crate::conduct::{Conduct, FreshContainers};
+use crate::expiry;
 use crate::misbehaviour::{Misbehaviour, MisbehaviourHandle, Misbehaviours};
 use crate::observe::{Observer, WireAnswer};
 use crate::pages::{self, pause};
@@ -111,6 +113,11 @@ impl Wire {
         &self.records
     }
 
+    /// Whether a stored item has outlived its time; such an item may still be in the store.
+    pub(crate) fn is_expired(&self, default_ttl: Option<i64>, item: &Value) -> bool {
+        self.misbehaviours.conduct().honours_time_to_live() && expiry::is_over(default_ttl, item)
+    }
+
     pub(crate) fn merged(&self) -> &MergedRanges {
         &self.merged
     }
@@ -190,6 +197,9 @@ impl Wire {
     /// Answers as the service would.
     async fn answer(&self, request: &Outgoing, facts: &Facts) -> Result<Answer, Lost> {
         let conduct = self.misbehaviours.conduct();
+        if conduct.honours_time_to_live() {
+            self.records.expire(&self.service).await;
+        }
         let refusal = conduct.refusal(request, facts, &self.fresh);
         let answer = match refusal.or_else(|| validate::refusal(facts)) {
             Some(refusal) => refusal,

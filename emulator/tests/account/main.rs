@@ -9,3 +9,4 @@ mod program;
 mod raw;
 mod rules;
 mod scene;
+mod time_to_live;
