@@ -214,8 +214,8 @@ fn access_message(status: u16, substatus: Option<u32>) -> &'static str {
         (_, Some(5005 | 5006)) => "The AAD token is not valid at the current time.",
         (_, Some(5201)) => "The groups of the principal could not be looked up.",
         _ => {
-            "The input authorization token can't serve the request. The wrong key is being used or the expected payload \
-             is not built as per the protocol."
+            "The input authorization token can't serve the request. The wrong key is being used or the expected \
+             payload is not built as per the protocol."
         }
     }
 }
@@ -225,8 +225,8 @@ fn refuse_query(request: &Outgoing, facts: &Facts, text: &str) -> Option<Answer>
     let body = is_query.then(|| read_json(&request.body)).flatten()?;
     let query = body.get("query").and_then(Value::as_str)?;
     let message = format!(
-        "Message: {{\"errors\":[{{\"severity\":\"Error\",\"code\":\"SC1001\",\"message\":\"Syntax error, incorrect syntax \
-         near '{text}'.\"}}]}}"
+        "Message: {{\"errors\":[{{\"severity\":\"Error\",\"code\":\"SC1001\",\"message\":\"Syntax error, incorrect \
+         syntax near '{text}'.\"}}]}}"
     );
     query.contains(text).then(|| Answer::refusal(400, None, &message))
 }

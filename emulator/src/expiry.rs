@@ -1,6 +1,6 @@
 //! Time to live. The SDK's emulator stores `ttl` and ignores it.
 //!
-//! An item that expires is looked at when its time has come, before the next request is answered. It is deleted past the
+//! An item that expires is checked when its time has come, before the next request is answered. It is deleted past the
 //! wire if it is still due then: a later write may have given it more time.
 
 use std::collections::{BTreeSet, HashMap};
@@ -39,7 +39,7 @@ struct Queue {
 enum Outcome {
     Deleted,
     Kept,
-    /// It is due later, or could not be looked at.
+    /// It is due later, or could not be read.
     Later(u64),
 }
 
@@ -50,15 +50,15 @@ impl Default for Expirations {
 }
 
 impl Expirations {
-    /// Looks at an item after its time to live, if it has one.
+    /// Checks an item after its time to live, if it has one.
     pub fn schedule(&self, key: &ItemKey, default_ttl: Option<i64>, document: &Value) {
         if let Some(ttl) = lifetime(default_ttl, document) {
-            self.look_at(key, now().saturating_add(ttl));
+            self.check_at(key, now().saturating_add(ttl));
         }
     }
 
-    /// Looks at an item at this time, or earlier if it is to be looked at earlier already.
-    pub fn look_at(&self, key: &ItemKey, time: u64) {
+    /// Checks an item at this time, or earlier if an earlier check is due already.
+    pub fn check_at(&self, key: &ItemKey, time: u64) {
         self.with(|queue| {
             match queue.by_item.get(key).copied() {
                 Some(earlier) if earlier <= time => return,
@@ -83,7 +83,7 @@ impl Expirations {
         let _alone = self.draining.lock().await;
         while let Some(key) = self.take_due() {
             match expire(service, &key, default_ttl(key.clone()).await).await {
-                Outcome::Later(time) => self.look_at(&key, time),
+                Outcome::Later(time) => self.check_at(&key, time),
                 Outcome::Deleted => deleted(&key),
                 Outcome::Kept => (),
             }
@@ -180,13 +180,13 @@ mod tests {
     }
 
     #[test]
-    fn an_item_is_looked_at_once_at_the_earliest_of_its_times() {
+    fn an_item_is_checked_once_at_the_earliest_of_its_times() {
         let expirations = Expirations::default();
         let container = ContainerName::new("d", "c");
         let key = ItemKey::new(container, "[]", "1");
         assert_eq!(expirations.next.load(Ordering::Relaxed), u64::MAX);
         for time in [50, 70, 20, 30] {
-            expirations.look_at(&key, time);
+            expirations.check_at(&key, time);
         }
         assert_eq!(expirations.next.load(Ordering::Relaxed), 20);
         assert_eq!(expirations.take_due(), Some(key));

@@ -28,8 +28,8 @@ pub enum Misbehaviour {
     /// `batches-not-atomic`: batches lose their atomic flag, as they may through Gateway 2.0. The operations run one by
     /// one, up to the first that fails, and nothing is rolled back.
     BatchesNotAtomic,
-    /// `batches-ignore-if-match`: batches ignore the ETag conditions of their operations, as the vNext emulator in Docker
-    /// is reported to do.
+    /// `batches-ignore-if-match`: batches ignore the ETag conditions of their operations, as the vNext emulator in
+    /// Docker is reported to do.
     BatchesIgnoreIfMatch,
     /// `batches-without-etags`: the answer to a batch has no ETag for any operation.
     BatchesWithoutEtags,

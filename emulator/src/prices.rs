@@ -28,7 +28,7 @@ pub(crate) const QUORUM: f64 = 2.0;
 /// A request that the service refuses.
 const REFUSED: f64 = 1.0;
 
-/// A query page, for each physical partition that it visits. The lowest charges seen on live accounts are 2.3 to 2.8.
+/// A query page, for each physical partition that it visits: live accounts charge at least about 2.3.
 const QUERY_PARTITION: f64 = 2.5;
 
 /// A query page, for each KB that it returns: the slope of the read price for large documents.

@@ -87,7 +87,7 @@ impl Records {
     }
 
     /// Reads settings again after a change of a database or a container, and forgets the items of those deleted. The
-    /// items of a container whose settings changed are looked at: they may have got a time to live.
+    /// items of a container whose settings changed are checked: they may have got a time to live.
     async fn note_structure(&self, service: &Service, request: &Outgoing, facts: &Facts, answer: &Answer) {
         let is_structure = matches!(facts.kind, RequestKind::Database | RequestKind::Container);
         if !is_structure || request.method == Method::Get || !answer.is_success() {
@@ -101,7 +101,7 @@ impl Records {
         if let Some(container) = ContainerName::of(request) {
             let expires = self.catalog.settings(service, &container).await.default_ttl.is_some();
             let items = if expires { self.ledger.items(&container) } else { Vec::new() };
-            items.iter().for_each(|key| self.expirations.look_at(key, expiry::now()));
+            items.iter().for_each(|key| self.expirations.check_at(key, expiry::now()));
         }
     }
 }

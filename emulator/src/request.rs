@@ -216,7 +216,9 @@ impl Facts {
 
     /// The operations of a batch; none for other requests.
     pub fn operations(&self) -> Option<&[Value]> {
-        self.body.as_ref().and_then(Value::as_array).map(Vec::as_slice)
+        // Of the requests that read, only a batch has a body.
+        let is_batch = matches!(self.kind, RequestKind::Batch | RequestKind::Read);
+        self.body.as_ref().filter(|_| is_batch).and_then(Value::as_array).map(Vec::as_slice)
     }
 
     /// The request as a rule sees it.

@@ -69,13 +69,13 @@ impl Wire {
         self.rules.add(rule)
     }
 
-    /// Takes all rules away, but leaves misbehaviours on; requests that they hold stay held. Says how many requests each was applied to, in the order in
-    /// which they were added.
+    /// Takes all rules away; requests that they hold stay held. Misbehaviours stay on. Returns how many requests each
+    /// rule was applied to, in the order in which they were added.
     pub fn clear(&self) -> Vec<u64> {
         self.rules.clear()
     }
 
-    /// Makes the account behave badly until this is removed, in one of the ways that live accounts and other emulators do.
+    /// Makes the account behave badly until the misbehaviour is removed.
     pub fn misbehave(&self, misbehaviour: Misbehaviour) -> MisbehaviourHandle {
         self.misbehaviours.add(misbehaviour)
     }
