@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::Value;
 
-use crate::indexing::Indexing;
+use crate::terms::Indexing;
 use crate::service::{ContainerName, Service};
 
 /// Settings of one container.

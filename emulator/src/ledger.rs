@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use serde_json::Value;
 
-use crate::indexing::{count_changed, Indexing};
+use crate::terms::{count_changed, Indexing};
 use crate::prices;
 use crate::request::encode;
 use crate::service::ContainerName;

@@ -40,7 +40,7 @@ mod conduct;
 mod control;
 mod expiry;
 mod gate;
-mod indexing;
+mod terms;
 mod ledger;
 mod misbehaviour;
 mod observe;
