@@ -225,9 +225,18 @@ async fn a_check_has_a_line_for_each_thing_and_makes_nothing() {
     assert!(last.detail.contains("az cosmosdb sql container create"), "{}", last.detail);
     CosmosDBProvider::new_with_config(config.clone()).await.unwrap();
     let checks = operate::check(&config).await;
-    let told: Vec<_> = checks.iter().map(|check| (check.subject, check.verdict)).collect();
-    let subjects =
-        ["configuration", "account", "container", "partition key", "index", "time to live", "regions", "format"];
+    let told: Vec<_> = checks.iter().map(|check| (check.subject.as_str(), check.verdict)).collect();
+    let subjects = [
+        "configuration",
+        "account",
+        "container",
+        "partition key",
+        "index",
+        "time to live",
+        "throughput",
+        "regions",
+        "format",
+    ];
     let expected: Vec<_> = subjects.into_iter().chain(["role", "consistency"]).map(|s| (s, Verdict::Fine)).collect();
     assert_eq!(told, expected);
     let wrong = Credential::account_key("d3Jvbmc=".to_owned());

@@ -7,7 +7,6 @@ use anyhow::{ensure, Context, Result};
 
 use crate::fleet::starter::{span, Job, Pace, Run, Starter};
 use crate::measure::{name, Outcome, Reading};
-use crate::ru::Meter;
 use crate::run::SETTLE;
 use crate::scene::Setting;
 
@@ -20,14 +19,13 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// Keeps so many under way until there were `count`, or the time is up.
 pub async fn run(outcome: &mut Outcome, setting: Setting, under_way: usize, count: u64, cap: Duration) -> Result<()> {
     let account = setting.account();
-    let meter = Meter::attach(&account, setting.partitions);
     let door = account.serve(([127, 0, 0, 1], 0).into()).await.context("no port is free")?;
     let mut process = Starter::start_with_runtime(outcome.provider, &door.endpoint()).await?;
     let pace = |count| Pace { count, under_way, pause: Duration::ZERO, lasting: cap, limit: LIMIT };
     let warm = process.stream(Job::new("warm", "Hello", ""), pace(under_way as u64)).await?;
     ensure!(warm.iter().all(|run| run.ended.is_some()), "a greeting does not end");
     tokio::time::sleep(SETTLE).await;
-    let reading = || Reading { stats: account.stats(), units: meter.units() };
+    let reading = || Reading::of(account.stats());
     let (before, cpu) = (reading(), process.cpu().await?);
     let runs = process.stream(Job::new("busy", "Hello", "world"), pace(count)).await?;
     let spent = reading() - before;

@@ -14,7 +14,6 @@ mod measure;
 mod orchestrations;
 mod processes;
 mod retention;
-mod ru;
 mod run;
 mod scene;
 mod stress;
@@ -341,8 +340,8 @@ fn print_all(outcomes: &[Outcome], setting: Setting, elapsed: Duration) {
          as that of 400; that of 2,000 has at least 8 partitions."
     );
     println!(
-        "Figures are of one orchestration, one after the other; busy: with 8 under way, 32 for two processes. RU by the service's cost shape \
-         (bench/src/ru.rs). {} s in all.",
+        "Figures are of one orchestration, one after the other; busy: with 8 under way, 32 for two processes. RU by the published prices \
+         (emulator/src/prices.rs). {} s in all.",
         elapsed.as_secs()
     );
 }

@@ -14,8 +14,15 @@ use crate::scene::Which;
 pub struct Reading {
     /// Requests and bytes by kind.
     pub stats: Stats,
-    /// Request units, by the cost shape.
+    /// Request units, as the account charged for items.
     pub units: f64,
+}
+
+impl Reading {
+    /// A reading of these counters.
+    pub fn of(stats: Stats) -> Self {
+        Self { units: stats.items().charge, stats }
+    }
 }
 
 impl Sub for Reading {

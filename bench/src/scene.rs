@@ -19,7 +19,6 @@ use serde_json::{json, Value};
 
 use crate::measure::Reading;
 use crate::orchestrations::{self, Tally};
-use crate::ru::Meter;
 
 /// Orchestration and activity dispatchers, each.
 pub const DISPATCHERS: usize = 4;
@@ -177,7 +176,6 @@ pub struct Scene {
     pub tally: Arc<Tally>,
     account: LocalAccount,
     served: Served,
-    meter: Meter,
     provider: Opened,
     runtime: Option<Arc<Runtime>>,
 }
@@ -191,10 +189,9 @@ impl Scene {
     /// The same, where the provider is ours, with this configuration.
     pub async fn open_with(which: Which, setting: Setting, ours: CosmosDBProviderConfig) -> Result<Self> {
         let account = setting.account();
-        let meter = Meter::attach(&account, setting.partitions);
         let served = account.serve(([127, 0, 0, 1], 0).into()).await.context("no port is free")?;
         let provider = Opened::with(which, &served.endpoint(), ours).await?;
-        Ok(Self { which, tally: Arc::default(), account, served, meter, provider, runtime: None })
+        Ok(Self { which, tally: Arc::default(), account, served, provider, runtime: None })
     }
 
     /// Starts a runtime in this process.
@@ -287,8 +284,7 @@ impl Scene {
 
     /// What went over the wire so far, but for what a watcher has sent.
     pub fn reading(&self) -> Reading {
-        let stats = self.account.stats() - self.account.stats_of(WATCHER);
-        Reading { stats, units: self.meter.units() - self.meter.units_of(WATCHER) }
+        Reading::of(self.account.stats() - self.account.stats_of(WATCHER))
     }
 
     /// Stops the runtime; the account and the provider stay.

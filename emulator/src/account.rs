@@ -22,8 +22,10 @@ use futures::FutureExt;
 use serde_json::{json, Value};
 
 use crate::builder::LocalAccountBuilder;
+use crate::ledger::ItemKey;
 use crate::request::{encode, Outgoing, CONTINUATION, IS_UPSERT, PARTITION_KEY};
 use crate::serve::{self, Served};
+use crate::service::ContainerName;
 use crate::stats::Stats;
 use crate::transport::WireFactory;
 use crate::wire::Wire;
@@ -154,7 +156,7 @@ impl LocalAccount {
         &self.inner.wire
     }
 
-    /// The SDK emulator's store, for what is not covered here: failovers, paused replication, merges.
+    /// The SDK emulator's store, for what is not covered here: failovers, paused replication.
     pub fn store(&self) -> Arc<EmulatorStore> {
         Arc::clone(self.inner.wire.service().store())
     }
@@ -164,6 +166,17 @@ impl LocalAccount {
         let store = self.store();
         let middle = store.midpoint_split_epk(database, container, partition)?;
         store.split_partition_and_wait(database, container, partition, middle, Duration::ZERO).await
+    }
+
+    /// Merges two physical partitions that are neighbours and waits until it is done. Returns the new partition.
+    ///
+    /// As on the service, a query that still names one of the two is answered 400 from then on.
+    pub async fn merge(&self, database: &str, container: &str, a: u32, b: u32) -> Result<u32, CosmosError> {
+        let store = self.store();
+        let merged = store.merge_partitions_and_wait(database, container, a, b, Duration::ZERO).await?;
+        let name = ContainerName::new(database, container);
+        self.inner.wire.merged().add(&name, [a, b]);
+        Ok(merged)
     }
 
     /// The ids of a container's physical partitions; none if there is no such container.
@@ -188,20 +201,34 @@ impl LocalAccount {
             headers = Headers::new();
             headers.insert(CONTINUATION, next);
         }
+        let default_ttl = self.default_ttl(database, container);
+        documents.retain(|document| !self.inner.wire.is_expired(default_ttl, document));
         documents
     }
 
     /// Puts a document into a container past the wire: nobody counts it, and no rule meets it. False where the emulator
     /// does not take it.
     pub async fn put(&self, database: &str, container: &str, partition_key: &str, document: &Value) -> bool {
-        let mut headers = Headers::new();
-        headers.insert(PARTITION_KEY, json!([partition_key]).to_string());
-        headers.insert(IS_UPSERT, "true");
-        let mut url = self.inner.endpoint.clone();
-        url.set_path(&format!("/dbs/{}/colls/{}/docs", encode(database), encode(container)));
-        let body = Bytes::from(document.to_string());
-        let request = Outgoing { client: None, method: Method::Post, url, headers, body };
-        self.inner.wire.service().forward(&request).await.is_ok_and(|answer| answer.is_success())
+        let name = ContainerName::new(database, container);
+        let partition_key = json!([partition_key]).to_string();
+        let (wire, service) = (&self.inner.wire, self.inner.wire.service());
+        let Some(mut request) = service.request(Method::Post, &format!("{}/docs", name.path())) else { return false };
+        request.headers.insert(PARTITION_KEY, partition_key.clone());
+        request.headers.insert(IS_UPSERT, "true");
+        request.body = Bytes::from(document.to_string());
+        let is_stored = service.forward(&request).await.is_ok_and(|answer| answer.is_success());
+        if is_stored {
+            let key = ItemKey::new(name, &partition_key, document["id"].as_str().unwrap_or_default());
+            wire.records().put(service, &key, document).await;
+        }
+        is_stored
+    }
+
+    /// The store answers at once, as for `peek`.
+    fn default_ttl(&self, database: &str, container: &str) -> Option<i64> {
+        let name = ContainerName::new(database, container);
+        let wire = &self.inner.wire;
+        wire.records().default_ttl(wire.service(), &name).now_or_never().flatten()
     }
 
     fn read_ranges(&self, database: &str, container: &str) -> Option<Vec<Value>> {

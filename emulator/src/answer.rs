@@ -11,13 +11,13 @@ use azure_data_cosmos_driver::CosmosError;
 use serde_json::{json, Value};
 
 const CHARGE: HeaderName = HeaderName::from_static("x-ms-request-charge");
-const SUBSTATUS: HeaderName = HeaderName::from_static("x-ms-substatus");
+pub(crate) const SUBSTATUS: HeaderName = HeaderName::from_static("x-ms-substatus");
 const RETRY_AFTER: HeaderName = HeaderName::from_static("x-ms-retry-after-ms");
 const CONTENT_TYPE: HeaderName = HeaderName::from_static("content-type");
 const ACTIVITY_ID: HeaderName = HeaderName::from_static("x-ms-activity-id");
 
 /// What a batch's other operations are answered with when one of them failed.
-const FAILED_DEPENDENCY: u16 = 424;
+pub(crate) const FAILED_DEPENDENCY: u16 = 424;
 
 /// An answer with its whole body.
 #[derive(Clone, Debug)]
@@ -89,6 +89,11 @@ impl Answer {
             result
         };
         Self::json(207, &(0..operations).map(result).collect())
+    }
+
+    /// Says what the request cost.
+    pub fn set_charge(&mut self, charge: f64) {
+        self.headers.insert(CHARGE, format!("{charge:.2}"));
     }
 
     /// What the request cost, as the answer says.

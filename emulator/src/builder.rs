@@ -6,14 +6,14 @@ use std::time::Duration;
 use azure_core::credentials::Secret;
 use azure_core::http::Url;
 use azure_data_cosmos_driver::in_memory_emulator::{
-    ConsistencyLevel, InMemoryEmulatorHttpClient, ReplicationConfig, RequestUnitChargingModel, VirtualAccountConfig,
-    VirtualRegion, WriteMode,
+    ConsistencyLevel, InMemoryEmulatorHttpClient, ReplicationConfig, VirtualAccountConfig, VirtualRegion, WriteMode,
 };
 
 use crate::account::LocalAccount;
 use crate::provision::Provisioning;
 use crate::queries::Queries;
-use crate::wire::{Service, Wire};
+use crate::service::Service;
+use crate::wire::Wire;
 
 /// The account key that every Cosmos DB emulator has. It is public and protects nothing.
 pub const EMULATOR_KEY: &str =
@@ -30,7 +30,6 @@ pub struct LocalAccountBuilder {
     replication: ReplicationConfig,
     consistency: ConsistencyLevel,
     write_mode: WriteMode,
-    charges: RequestUnitChargingModel,
     scans: bool,
     key: Secret,
 }
@@ -46,7 +45,6 @@ impl Default for LocalAccountBuilder {
             replication: ReplicationConfig::immediate(),
             consistency: ConsistencyLevel::Session,
             write_mode: WriteMode::Single,
-            charges: RequestUnitChargingModel::default(),
             scans: false,
             key: Secret::new(EMULATOR_KEY),
         }
@@ -73,8 +71,8 @@ impl LocalAccountBuilder {
         self
     }
 
-    /// Whether containers refuse what exceeds their throughput. The emulator throttles point operations only:
-    /// for batches and queries use a [`WireRule`](crate::WireRule).
+    /// Whether containers refuse what exceeds their throughput. The emulator throttles point operations only, by charges
+    /// of its own: for batches and queries use a [`WireRule`](crate::WireRule).
     pub fn with_throttling(mut self, throttling: bool) -> Self {
         self.throttling = throttling;
         self
@@ -120,12 +118,6 @@ impl LocalAccountBuilder {
         self
     }
 
-    /// What the emulator charges for point operations.
-    pub fn with_charges(mut self, charges: RequestUnitChargingModel) -> Self {
-        self.charges = charges;
-        self
-    }
-
     /// Whether a filter by a path that is not indexed is served by a scan; refused by default.
     ///
     /// The service once refused such filters unless the request allowed a scan. Today it scans and charges for every
@@ -167,7 +159,6 @@ impl LocalAccountBuilder {
             .with_consistency(self.consistency)
             .with_replication_config(self.replication)
             .with_throttling_enabled(self.throttling)
-            .with_ru_model(self.charges)
     }
 }
 

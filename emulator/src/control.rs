@@ -1,4 +1,5 @@
-//! The served account's own endpoints, under `/_emulator/`: counters, rules, splits. They need no credential.
+//! The served account's own endpoints, under `/_emulator/`: counters, rules, misbehaviours, splits and
+//! merges. They need no credential.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -9,6 +10,7 @@ use serde_json::{json, Value};
 
 use crate::account::LocalAccount;
 use crate::answer::Answer;
+use crate::misbehaviour::Misbehaviour;
 use crate::request::{Outgoing, RequestKind};
 use crate::rules::{WireAction, WireRule};
 
@@ -48,6 +50,23 @@ struct SplitRequest {
     partition: u32,
 }
 
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MergeRequest {
+    database: String,
+    container: String,
+    partitions: [u32; 2],
+}
+
+/// A misbehaviour in JSON, such as `{"type":"empty-pages"}` or `{"type":"small-pages","value":5}`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MisbehaviourRequest {
+    #[serde(rename = "type")]
+    name: String,
+    value: Option<Value>,
+}
+
 /// Whether the request is for these endpoints.
 pub(crate) fn is_control(request: &Outgoing) -> bool {
     request.segments().first().is_some_and(|first| first == ROOT)
@@ -66,7 +85,14 @@ pub(crate) async fn answer(account: &LocalAccount, request: &Outgoing) -> Answer
         }
         (Method::Post, ["faults"]) => add_rule(account, &request.body),
         (Method::Delete, ["faults"]) => Answer::json(200, &json!({ "hits": account.wire().clear() })),
+        (Method::Get, ["misbehave"]) => Answer::json(200, &json!(account.wire().misbehaviours())),
+        (Method::Post, ["misbehave"]) => misbehave(account, &request.body),
+        (Method::Delete, ["misbehave"]) => {
+            account.wire().behave();
+            done()
+        }
         (Method::Post, ["split"]) => split(account, &request.body).await,
+        (Method::Post, ["merge"]) => merge(account, &request.body).await,
         _ => Answer::refusal(404, None, "There is no such control endpoint."),
     }
 }
@@ -99,6 +125,41 @@ async fn split(account: &LocalAccount, body: &[u8]) -> Answer {
     match split.await {
         Ok(children) => Answer::json(200, &json!({ "partitions": Value::from(children) })),
         Err(error) => Answer::refusal(400, None, &error.to_string()),
+    }
+}
+
+async fn merge(account: &LocalAccount, body: &[u8]) -> Answer {
+    let request: MergeRequest = match serde_json::from_slice(body) {
+        Ok(request) => request,
+        Err(error) => return Answer::refusal(400, None, &error.to_string()),
+    };
+    let [a, b] = request.partitions;
+    match account.merge(&request.database, &request.container, a, b).await {
+        Ok(merged) => Answer::json(200, &json!({ "partition": merged })),
+        Err(error) => Answer::refusal(400, None, &error.to_string()),
+    }
+}
+
+fn misbehave(account: &LocalAccount, body: &[u8]) -> Answer {
+    let request = serde_json::from_slice::<MisbehaviourRequest>(body).map_err(|error| error.to_string());
+    let parsed = request.and_then(|request| request.text().parse::<Misbehaviour>().map_err(|error| error.to_string()));
+    match parsed {
+        Ok(misbehaviour) => {
+            account.wire().misbehave(misbehaviour);
+            Answer::json(201, &json!({}))
+        }
+        Err(message) => Answer::refusal(400, None, &message),
+    }
+}
+
+impl MisbehaviourRequest {
+    /// The form that the program takes.
+    fn text(&self) -> String {
+        match &self.value {
+            None => self.name.clone(),
+            Some(Value::String(value)) => format!("{}={value}", self.name),
+            Some(value) => format!("{}={value}", self.name),
+        }
     }
 }
 

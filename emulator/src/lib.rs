@@ -2,8 +2,12 @@
 //!
 //! It is the in-memory emulator of Microsoft's own SDK behind a *wire* of ours. The wire refuses what the service
 //! refuses and the emulator lets through, counts every request, and can be told to misbehave: refuse, delay, hold a
-//! request or lose its answer, below the SDK's retries. Clients reach the account in process, through the SDK's own
-//! pipeline, or over HTTP on loopback ([`LocalAccount::serve`]). Nothing is kept on disk.
+//! request or lose its answer, below the SDK's retries. It can also behave as some live accounts and other emulators do
+//! ([`Misbehaviour`]). Clients reach the account in process, through the SDK's own pipeline, or over HTTP on loopback
+//! ([`LocalAccount::serve`]). Nothing is kept on disk.
+//!
+//! Charges follow the prices that Microsoft publishes for reads, writes and index terms. Queries have no published
+//! prices: theirs are an estimate, 2.5 RU for each physical partition that a page visits and 0.15 RU for each KB.
 //!
 //! ```
 //! use duroxide_cosmos_emulator::{LocalAccount, RequestKind, WireAction, WireRule};
@@ -29,18 +33,30 @@
 mod account;
 mod answer;
 mod auth;
+mod batches;
 mod builder;
+mod catalog;
+mod conduct;
 mod control;
+mod expiry;
 mod gate;
 mod indexing;
+mod ledger;
+mod misbehaviour;
 mod observe;
+mod pages;
+mod prices;
 mod provision;
 mod queries;
+mod ranges;
+mod records;
 mod request;
 mod rules;
 mod serve;
+mod service;
 pub mod sql;
 mod stats;
+mod terms;
 mod transport;
 mod validate;
 mod wire;
@@ -48,6 +64,7 @@ mod wire;
 pub use account::LocalAccount;
 pub use builder::{LocalAccountBuilder, EMULATOR_KEY};
 pub use gate::Gate;
+pub use misbehaviour::{Misbehaviour, MisbehaviourHandle, UnknownMisbehaviour, Until};
 pub use observe::WireAnswer;
 pub use request::{RequestKind, WireRequest};
 pub use rules::{WireAction, WireRule, WireRuleHandle};
@@ -56,6 +73,4 @@ pub use stats::{KindStats, Stats};
 pub use wire::Wire;
 
 pub use azure_data_cosmos::fault_injection;
-pub use azure_data_cosmos_driver::in_memory_emulator::{
-    ConsistencyLevel, EmulatorStore, ReplicationConfig, RequestUnitChargingModel, WriteMode,
-};
+pub use azure_data_cosmos_driver::in_memory_emulator::{ConsistencyLevel, EmulatorStore, ReplicationConfig, WriteMode};

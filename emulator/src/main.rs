@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use base64::engine::{general_purpose::STANDARD, Engine};
 use clap::Parser;
-use duroxide_cosmos_emulator::{LocalAccount, Served, EMULATOR_KEY};
+use duroxide_cosmos_emulator::{LocalAccount, Misbehaviour, Served, EMULATOR_KEY};
 use tracing_subscriber::EnvFilter;
 
 /// A local Azure Cosmos DB account over HTTP, for tests, examples and benchmarks. It keeps nothing on disk.
@@ -35,6 +35,9 @@ struct Options {
     /// Accept any Entra ID bearer token
     #[arg(long)]
     any_token: bool,
+    /// A way to behave badly, as NAME or NAME=VALUE; can be given several times. An unknown name prints the list
+    #[arg(long = "misbehave", value_name = "NAME[=VALUE]")]
+    misbehaviours: Vec<Misbehaviour>,
     /// Serve a page to look at what runs on the account, on this port of the same address
     #[cfg(feature = "page")]
     #[arg(long, value_name = "PORT", num_args = 0..=1, default_missing_value = "8090")]
@@ -87,6 +90,9 @@ fn account(options: &Options) -> LocalAccount {
     for token in &options.tokens {
         account.accept_token(token);
     }
+    for misbehaviour in &options.misbehaviours {
+        account.wire().misbehave(misbehaviour.clone());
+    }
     if options.any_token {
         account.accept_any_token();
     }
@@ -136,4 +142,7 @@ fn announce(account: &LocalAccount, served: &Served) {
     println!("  export COSMOS_KEY={key}");
     println!();
     println!("Counters: {endpoint}_emulator/stats");
+    for misbehaviour in account.wire().misbehaviours() {
+        println!("Misbehaves: {misbehaviour}");
+    }
 }

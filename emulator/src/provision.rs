@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::answer::{Answer, Lost};
 use crate::request::{encode, is_true, Outgoing};
-use crate::wire::Service;
+use crate::service::Service;
 
 const THROUGHPUT: HeaderName = HeaderName::from_static("x-ms-offer-throughput");
 const IS_QUERY: HeaderName = HeaderName::from_static("x-ms-documentdb-isquery");

@@ -12,8 +12,8 @@ use serde_json::Value;
 use crate::answer::{Answer, Lost};
 use crate::indexing::Indexing;
 use crate::request::{encode, is_true, read_json, Outgoing, RequestKind};
+use crate::service::Service;
 use crate::sql::{self, error_json, Query, SyntaxError};
-use crate::wire::Service;
 
 const ENABLE_SCAN: HeaderName = HeaderName::from_static("x-ms-documentdb-query-enable-scan");
 
@@ -40,6 +40,14 @@ struct Containers {
     changes: u64,
 }
 
+/// What became of a check.
+pub(crate) enum Checked<'r> {
+    /// The service would refuse it.
+    Refused(Answer),
+    /// The request as the SDK's emulator understands it.
+    Fine(Cow<'r, Outgoing>),
+}
+
 /// The body of a query.
 struct Spec {
     body: Value,
@@ -52,24 +60,28 @@ impl Queries {
         Self { scans, ..Self::default() }
     }
 
-    /// Answers a query or a query plan, as the service would.
-    pub async fn answer(&self, service: &Service, request: &Outgoing, kind: RequestKind) -> Result<Answer, Lost> {
+    /// Checks a query or a query plan as the service would.
+    pub async fn check<'r>(
+        &self,
+        service: &Service,
+        request: &'r Outgoing,
+        kind: RequestKind,
+    ) -> Result<Checked<'r>, Lost> {
         // A feed without a query is a GET.
-        let Some(spec) = self.read(request) else { return service.forward(request).await };
+        let Some(spec) = self.read(request) else { return Ok(Checked::Fine(Cow::Borrowed(request))) };
         let query = match &*spec.query {
             Ok(query) => query,
-            Err(error) => return Ok(refusal(&error.to_json())),
+            Err(error) => return Ok(Checked::Refused(refusal(&error.to_json()))),
         };
         if let Some(refusal) = unbound(query, &spec.body) {
-            return Ok(refusal);
+            return Ok(Checked::Refused(refusal));
         }
-        if kind == RequestKind::QueryPlan {
-            return Ok(with_service_texts(service.forward(&translated(request, &spec.body, query)).await?));
+        if kind == RequestKind::Query {
+            if let Some(refusal) = self.unindexed(service, request, query).await? {
+                return Ok(Checked::Refused(refusal));
+            }
         }
-        if let Some(refusal) = self.unindexed(service, request, query).await? {
-            return Ok(refusal);
-        }
-        service.forward(&translated(request, &spec.body, query)).await
+        Ok(Checked::Fine(translated(request, &spec.body, query)))
     }
 
     /// Forgets what is known of containers, after a request that may have changed one.
@@ -192,7 +204,7 @@ fn translated<'a>(request: &'a Outgoing, body: &Value, query: &Query) -> Cow<'a,
 }
 
 /// A query plan with its texts in the service's dialect: the client sends them back.
-fn with_service_texts(mut answer: Answer) -> Answer {
+pub(crate) fn with_service_texts(mut answer: Answer) -> Answer {
     let Some(mut plan) = read_json(&answer.body).filter(|_| answer.is_success()) else { return answer };
     let Some(info) = plan.get_mut("queryInfo") else { return answer };
     for name in ["rewrittenQuery", "orderByExpressions", "groupByExpressions"] {

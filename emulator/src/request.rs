@@ -14,13 +14,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub(crate) const PARTITION_KEY: HeaderName = HeaderName::from_static("x-ms-documentdb-partitionkey");
-const PARTITION_RANGE: HeaderName = HeaderName::from_static("x-ms-documentdb-partitionkeyrangeid");
+pub(crate) const PARTITION_RANGE: HeaderName = HeaderName::from_static("x-ms-documentdb-partitionkeyrangeid");
 pub(crate) const IS_UPSERT: HeaderName = HeaderName::from_static("x-ms-documentdb-is-upsert");
 const IS_QUERY: HeaderName = HeaderName::from_static("x-ms-documentdb-isquery");
 const IS_QUERY_LEGACY: HeaderName = HeaderName::from_static("x-ms-documentdb-query");
 const IS_QUERY_PLAN: HeaderName = HeaderName::from_static("x-ms-cosmos-is-query-plan-request");
-const IS_BATCH: HeaderName = HeaderName::from_static("x-ms-cosmos-is-batch-request");
+pub(crate) const IS_BATCH: HeaderName = HeaderName::from_static("x-ms-cosmos-is-batch-request");
 pub(crate) const CONTINUATION: HeaderName = HeaderName::from_static("x-ms-continuation");
+pub(crate) const CONSISTENCY: HeaderName = HeaderName::from_static("x-ms-consistency-level");
+pub(crate) const READ_STRATEGY: HeaderName = HeaderName::from_static("x-ms-cosmos-read-consistency-strategy");
 const CHANGE_FEED: HeaderName = HeaderName::from_static("a-im");
 
 /// What a request asks for.
@@ -213,6 +215,13 @@ impl Facts {
         }
     }
 
+    /// The operations of a batch; none for other requests.
+    pub fn operations(&self) -> Option<&[Value]> {
+        // Of the requests that read, only a batch has a body.
+        let is_batch = matches!(self.kind, RequestKind::Batch | RequestKind::Read);
+        self.body.as_ref().filter(|_| is_batch).and_then(Value::as_array).map(Vec::as_slice)
+    }
+
     /// The request as a rule sees it.
     pub fn view<'a>(&'a self, request: &'a Outgoing) -> WireRequest<'a> {
         WireRequest {
@@ -287,7 +296,8 @@ pub(crate) fn is_true(headers: &Headers, name: &HeaderName) -> bool {
     header(headers, name).is_some_and(|value| value.eq_ignore_ascii_case("true"))
 }
 
-fn header<'a>(headers: &'a Headers, name: &HeaderName) -> Option<&'a str> {
+/// The value of a header.
+pub(crate) fn header<'a>(headers: &'a Headers, name: &HeaderName) -> Option<&'a str> {
     headers.get_optional_str(name)
 }
 

@@ -15,7 +15,7 @@ use crate::request::{Outgoing, RequestKind};
 pub struct KindStats {
     /// Requests that came, whatever became of them.
     pub requests: u64,
-    /// Request units, as the answers said. The emulator's charge for a batch is constant and for a query a guess.
+    /// Request units, as the answers said: the published prices, and an estimate for queries.
     pub charge: f64,
     /// Bytes of the requests' bodies.
     pub request_bytes: u64,

@@ -7,41 +7,26 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use azure_data_cosmos_driver::in_memory_emulator::{EmulatorStore, InMemoryEmulatorHttpClient};
+use serde_json::Value;
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 
 use crate::answer::{Answer, Lost};
+use crate::batches;
+use crate::conduct::{Conduct, FreshContainers};
+use crate::expiry;
+use crate::misbehaviour::{Misbehaviour, MisbehaviourHandle, Misbehaviours};
 use crate::observe::{Observer, WireAnswer};
+use crate::pages::{self, pause};
 use crate::provision::{self, Provisioning};
-use crate::queries::Queries;
+use crate::queries::{self, Checked, Queries};
+use crate::ranges::MergedRanges;
+use crate::records::Records;
 use crate::request::{Facts, Outgoing, RequestKind, WireRequest};
 use crate::rules::{RuleBook, WireAction, WireRule, WireRuleHandle};
+use crate::service::Service;
 use crate::stats::Counters;
 use crate::validate;
-
-/// The store behind the wire.
-pub(crate) struct Service {
-    emulator: Arc<InMemoryEmulatorHttpClient>,
-    store: Arc<EmulatorStore>,
-}
-
-impl Service {
-    pub fn new(emulator: Arc<InMemoryEmulatorHttpClient>) -> Self {
-        let store = emulator.store();
-        Self { emulator, store }
-    }
-
-    pub fn store(&self) -> &Arc<EmulatorStore> {
-        &self.store
-    }
-
-    /// Hands a request to the emulator as it is.
-    pub async fn forward(&self, request: &Outgoing) -> Result<Answer, Lost> {
-        let response = self.emulator.execute_request(&request.to_core()).await;
-        Answer::read(response.map_err(|error| Lost::Unroutable(Box::new(error)))?).await
-    }
-}
 
 /// The wire of one account: add rules to make it misbehave below the SDK's own retries.
 pub struct Wire {
@@ -50,7 +35,11 @@ pub struct Wire {
     queries: Queries,
     latency: Duration,
     rules: Arc<RuleBook>,
+    misbehaviours: Arc<Misbehaviours>,
+    fresh: FreshContainers,
+    merged: MergedRanges,
     counters: Counters,
+    records: Records,
     observer: OnceLock<Observer>,
     carrier: OnceLock<Handle>,
     sequence: AtomicU64,
@@ -66,7 +55,11 @@ impl Wire {
             queries,
             latency,
             rules: Arc::default(),
+            misbehaviours: Arc::default(),
+            fresh: FreshContainers::default(),
+            merged: MergedRanges::default(),
             counters: Counters::default(),
+            records: Records::default(),
             observer: OnceLock::new(),
             carrier: OnceLock::new(),
             sequence: AtomicU64::new(0),
@@ -79,10 +72,25 @@ impl Wire {
         self.rules.add(rule)
     }
 
-    /// Takes all rules away; requests that they hold stay held. Says how many requests each was applied to, in the order in
-    /// which they were added.
+    /// Takes all rules away; requests that they hold stay held. Misbehaviours stay on. Returns how many requests each
+    /// rule was applied to, in the order in which they were added.
     pub fn clear(&self) -> Vec<u64> {
         self.rules.clear()
+    }
+
+    /// Makes the account behave badly until the misbehaviour is removed.
+    pub fn misbehave(&self, misbehaviour: Misbehaviour) -> MisbehaviourHandle {
+        self.misbehaviours.add(misbehaviour)
+    }
+
+    /// Turns every misbehaviour off.
+    pub fn behave(&self) {
+        self.misbehaviours.clear();
+    }
+
+    /// The names of the misbehaviours that are on, with their values, in the order in which they were turned on.
+    pub fn misbehaviours(&self) -> Vec<String> {
+        self.misbehaviours.conduct().names()
     }
 
     /// Shows every exchange to `observer` once it has its answer, before the answer goes back. Only the first one counts.
@@ -102,6 +110,19 @@ impl Wire {
 
     pub(crate) fn service(&self) -> &Service {
         &self.service
+    }
+
+    pub(crate) fn records(&self) -> &Records {
+        &self.records
+    }
+
+    /// Whether a stored item has outlived its time; such an item may still be in the store.
+    pub(crate) fn is_expired(&self, default_ttl: Option<i64>, item: &Value) -> bool {
+        self.misbehaviours.conduct().honours_time_to_live() && expiry::is_over(default_ttl, item)
+    }
+
+    pub(crate) fn merged(&self) -> &MergedRanges {
+        &self.merged
     }
 
     pub(crate) fn counters(&self) -> &Counters {
@@ -127,26 +148,28 @@ impl Wire {
 
     async fn exchange(&self, mut request: Outgoing) -> Result<Answer, Lost> {
         request.trim_trailing_slash();
+        self.misbehaviours.conduct().rewrite(&mut request);
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed) + 1;
         let facts = Facts::of(&request, sequence);
         self.counters.arrived(facts.kind, &request);
         let action = self.rules.action_for(&facts.view(&request));
         pause(self.latency).await;
         match action {
-            Some(action) => self.misbehave(action, &request, &facts).await,
+            Some(action) => self.apply(action, &request, &facts).await,
             None => self.answer(&request, &facts).await,
         }
     }
 
-    async fn misbehave(&self, action: WireAction, request: &Outgoing, facts: &Facts) -> Result<Answer, Lost> {
+    /// Does what a rule says.
+    async fn apply(&self, action: WireAction, request: &Outgoing, facts: &Facts) -> Result<Answer, Lost> {
         match action {
             WireAction::Refuse { status, substatus, retry_after } => {
                 let refusal = Answer::refusal(status, substatus, "Refused by a rule on the wire.");
-                Ok(self.count(request, facts, refusal.with_retry_after(retry_after)))
+                Ok(self.settle(request, facts, refusal.with_retry_after(retry_after)).await)
             }
             WireAction::RefuseBatchOperation { index, status, substatus } => {
                 let refusal = refuse_operation(facts, index, status, substatus);
-                Ok(self.count(request, facts, refusal))
+                Ok(self.settle(request, facts, refusal).await)
             }
             WireAction::FailConnection => Err(Lost::Request),
             WireAction::LoseAnswer => {
@@ -176,7 +199,12 @@ impl Wire {
 
     /// Answers as the service would.
     async fn answer(&self, request: &Outgoing, facts: &Facts) -> Result<Answer, Lost> {
-        let answer = match validate::refusal(facts) {
+        let conduct = self.misbehaviours.conduct();
+        if conduct.honours_time_to_live() {
+            self.records.expire(&self.service).await;
+        }
+        let refusal = conduct.refusal(request, facts, &self.fresh);
+        let answer = match refusal.or_else(|| validate::refusal(facts)) {
             Some(refusal) => refusal,
             None if matches!(facts.kind, RequestKind::Database | RequestKind::Container) => {
                 let _alone = self.structure.lock().await;
@@ -184,15 +212,40 @@ impl Wire {
                 self.queries.forget_containers(request.method);
                 answer?
             }
-            None if matches!(facts.kind, RequestKind::Query | RequestKind::QueryPlan) => {
-                self.queries.answer(&self.service, request, facts.kind).await?
-            }
-            None => validate::corrected(self.service.forward(request).await?),
+            None => self.perform(request, facts, &conduct).await?,
         };
-        Ok(self.count(request, facts, answer))
+        conduct.note_created(request, facts, &answer, &self.fresh);
+        Ok(self.settle(request, facts, answer).await)
     }
 
-    fn count(&self, request: &Outgoing, facts: &Facts, answer: Answer) -> Answer {
+    /// Answers a request about items.
+    async fn perform(&self, request: &Outgoing, facts: &Facts, conduct: &Conduct) -> Result<Answer, Lost> {
+        if matches!(facts.kind, RequestKind::Query | RequestKind::QueryPlan) {
+            return self.ask(request, facts, conduct).await;
+        }
+        let answer = match facts.operations() {
+            Some(operations) => batches::answer(&self.service, request, operations, conduct).await,
+            None => self.service.forward(request).await,
+        };
+        answer.map(validate::corrected)
+    }
+
+    /// Answers a query or a query plan.
+    async fn ask(&self, request: &Outgoing, facts: &Facts, conduct: &Conduct) -> Result<Answer, Lost> {
+        let request = match self.queries.check(&self.service, request, facts.kind).await? {
+            Checked::Refused(refusal) => return Ok(refusal),
+            Checked::Fine(request) => request,
+        };
+        if facts.kind == RequestKind::QueryPlan {
+            return Ok(queries::with_service_texts(self.service.forward(&request).await?));
+        }
+        pages::answer(&self.service, &self.merged, &request, conduct).await
+    }
+
+    /// Charges for an answer and counts it.
+    async fn settle(&self, request: &Outgoing, facts: &Facts, answer: Answer) -> Answer {
+        let factor = self.misbehaviours.conduct().charge_factor();
+        let answer = self.records.settle(&self.service, request, facts, answer, factor).await;
         self.counters.answered(facts.kind, &request.client, &answer);
         if let Some(observer) = self.observer.get() {
             observer.show(&facts.view(request), &WireAnswer { status: answer.status, body: &answer.body });
@@ -207,6 +260,7 @@ impl fmt::Debug for Wire {
             .field("provisioning", &self.provisioning)
             .field("latency", &self.latency)
             .field("rules", &self.rules)
+            .field("misbehaviours", &self.misbehaviours())
             .finish_non_exhaustive()
     }
 }
@@ -219,12 +273,5 @@ fn refuse_operation(facts: &Facts, index: usize, status: u16, substatus: Option<
             Answer::rolled_back(operations.len(), index.min(last), status, substatus)
         }
         None => Answer::refusal(status, substatus, "Refused by a rule on the wire."),
-    }
-}
-
-/// Sleeps, but not at all for no time: a timer of zero still yields.
-async fn pause(time: Duration) {
-    if !time.is_zero() {
-        tokio::time::sleep(time).await;
     }
 }

@@ -14,7 +14,6 @@ use super::looks::{Largest, Looks};
 use super::starter::{Job, Starter};
 use crate::measure::Reading;
 use crate::processes::{Done, Worker};
-use crate::ru::Meter;
 use crate::scene::{Setting, Which};
 
 /// Both providers' defaults.
@@ -34,7 +33,6 @@ pub struct Site {
     pub crew: Crew,
     which: Which,
     account: LocalAccount,
-    meter: Meter,
     looks: Arc<Mutex<Looks>>,
     doors: Vec<Served>,
 }
@@ -75,15 +73,14 @@ impl Site {
     /// An account with the container and a client process. No worker yet.
     pub async fn open(which: Which, setting: Setting) -> Result<Self> {
         let account = setting.account();
-        let (meter, looks) = (Meter::new(setting.partitions), Arc::<Mutex<Looks>>::default());
-        let (metering, looking) = (meter.clone(), Arc::clone(&looks));
+        let looks = Arc::<Mutex<Looks>>::default();
+        let looking = Arc::clone(&looks);
         account.wire().observe(move |request, answer| {
-            metering.note(request, answer);
             looking.lock().unwrap_or_else(PoisonError::into_inner).note(request, answer);
         });
         let door = account.serve_client(([127, 0, 0, 1], 0).into(), CLIENT).await.context("no port is free")?;
         let client = Starter::start(which, &door.endpoint()).await?;
-        Ok(Self { client, which, account, meter, looks, doors: vec![door], crew: Crew::default() })
+        Ok(Self { client, which, account, looks, doors: vec![door], crew: Crew::default() })
     }
 
     /// Adds worker processes; each is up when this returns.
@@ -109,8 +106,7 @@ impl Site {
     /// What the workers sent so far; the client's own is not in it.
     pub fn reading(&self) -> Reading {
         let stats = self.crew.names().map(|name| self.account.stats_of(name));
-        let units = self.crew.names().map(|name| self.meter.units_of(name));
-        Reading { stats: stats.fold(Stats::default(), std::ops::Add::add), units: units.sum() }
+        Reading::of(stats.fold(Stats::default(), std::ops::Add::add))
     }
 
     /// The largest look at the queues since this was last asked.

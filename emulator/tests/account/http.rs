@@ -236,7 +236,54 @@ async fn the_control_endpoints_count_fault_and_split() {
     let split = r#"{"database":"db","container":"items","partition":0}"#;
     assert_eq!(control("POST", "split", split).await.0, 200);
     assert_eq!(account.partition_count(DATABASE, CONTAINER), 2);
+    let merge = r#"{"database":"db","container":"items","partitions":[1,2]}"#;
+    assert_eq!(control("POST", "merge", merge).await, (200, serde_json::json!({ "partition": 3 })));
+    assert_eq!(control("POST", "merge", merge).await.0, 400);
     assert_eq!(control("GET", "nothing", "").await.0, 404);
+
+    assert_eq!(control("POST", "misbehave", r#"{"type":"small-pages","value":1}"#).await.0, 201);
+    assert_eq!(control("POST", "misbehave", r#"{"type":"refuse-query","value":"LIKE"}"#).await.0, 201);
+    let (status, refusal) = control("POST", "misbehave", r#"{"type":"explode"}"#).await;
+    assert_eq!(status, 400);
+    assert!(refusal["message"].as_str().unwrap().contains("empty-pages"), "{refusal}");
+    let active = control("GET", "misbehave", "").await.1;
+    assert_eq!(active, serde_json::json!(["small-pages=1", "refuse-query=LIKE"]));
+    assert_eq!(control("DELETE", "misbehave", "").await.0, 200);
+    assert!(account.wire().misbehaviours().is_empty());
+}
+
+/// Sends a batch without the atomic flag; the status, and that of each operation.
+async fn send_bulk(account: &LocalAccount, served: &Served, goes_on: bool, operations: &Value) -> (u16, Vec<u64>) {
+    let mut headers = raw::signed(account.key(), "post", "docs", "dbs/db/colls/items");
+    headers.push(("x-ms-cosmos-is-batch-request", "true".to_owned()));
+    headers.push(("x-ms-cosmos-batch-continue-on-error", goes_on.to_string()));
+    headers.push(("x-ms-documentdb-partitionkeyrangeid", "0".to_owned()));
+    let body = operations.to_string();
+    let (status, body) = raw::send(served, "POST", "/dbs/db/colls/items/docs", &headers, &body).await;
+    let results: Vec<Value> = serde_json::from_str(&body).unwrap();
+    (status.unwrap(), results.iter().map(|result| result["statusCode"].as_u64().unwrap()).collect())
+}
+
+#[tokio::test]
+async fn a_batch_without_the_atomic_flag_runs_its_operations_one_by_one() {
+    let account = LocalAccount::new();
+    let container = create_container(&account.client().await).await;
+    let served = serve(&account).await;
+    let create = |pk: &str, id: &str| {
+        let partition_key = format!("[\"{pk}\"]");
+        let body = item(pk, id, 1);
+        serde_json::json!({ "operationType": "Create", "partitionKey": partition_key, "resourceBody": body })
+    };
+    let delete = serde_json::json!({ "operationType": "Delete", "partitionKey": "[\"q\"]", "id": "2" });
+
+    let operations = Value::from(vec![create("p", "1"), create("p", "1"), create("q", "2")]);
+    assert_eq!(send_bulk(&account, &served, false, &operations).await, (207, vec![201, 409, 424]));
+    assert!(read(&container, "p", "1").await.is_some());
+    assert_eq!(send_bulk(&account, &served, true, &operations).await, (207, vec![409, 409, 201]));
+    let operations = Value::from(vec![delete.clone(), create("p", "3")]);
+    assert_eq!(send_bulk(&account, &served, true, &operations).await, (200, vec![204, 201]));
+    assert_eq!(send_bulk(&account, &served, true, &Value::from(vec![delete])).await, (207, vec![404]));
+    assert_eq!(query(&container, "SELECT * FROM c").await.len(), 2);
 }
 
 #[tokio::test]

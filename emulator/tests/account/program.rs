@@ -46,3 +46,22 @@ fn a_key_that_is_not_base64_is_refused() {
     let message = String::from_utf8(output.stderr).unwrap();
     assert!(message.contains("base64"), "{message}");
 }
+
+#[test]
+fn a_misbehaviour_that_is_unknown_is_refused_with_the_list() {
+    let output = Command::new(PROGRAM).args(["--port", "0", "--misbehave", "explode"]).output().unwrap();
+    assert!(!output.status.success());
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(message.contains("batches-not-atomic"), "{message}");
+}
+
+#[test]
+fn it_says_how_it_misbehaves() {
+    let options = ["--port", "0", "--misbehave", "empty-pages", "--misbehave", "slow-pages=4s"];
+    let mut program = Command::new(PROGRAM).args(options).stdout(Stdio::piped()).spawn().unwrap();
+    let output = BufReader::new(program.stdout.take().unwrap());
+    let said: Vec<String> = output.lines().map_while(Result::ok).take(9).collect();
+    program.kill().unwrap();
+    program.wait().unwrap();
+    assert_eq!(said[7..], ["Misbehaves: empty-pages", "Misbehaves: slow-pages=4000ms"]);
+}

@@ -1,0 +1,177 @@
+//! The terms that a document adds to a container's index, by the container's indexing policy.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use serde_json::Value;
+
+/// An array's elements, in a path.
+const ELEMENT: &str = "[]";
+
+/// An indexing policy, read from a container's properties.
+#[derive(Debug, Default)]
+pub(crate) struct Indexing {
+    is_off: bool,
+    included: Vec<Pattern>,
+    excluded: Vec<Pattern>,
+    composites: Vec<Vec<Vec<String>>>,
+}
+
+/// A path of a policy: one value (`/a/?`) or everything below (`/a/*`).
+#[derive(Debug, PartialEq)]
+struct Pattern {
+    steps: Vec<String>,
+    is_subtree: bool,
+}
+
+impl Indexing {
+    /// Reads the policy. A container without one indexes every path.
+    pub fn of(container: &Value) -> Self {
+        let policy = &container["indexingPolicy"];
+        let patterns = |list: &str| paths(&policy[list]).map(Pattern::parse).collect();
+        let composite = |index: &Value| paths(index).map(steps).collect();
+        let composites = policy["compositeIndexes"].as_array();
+        let mut indexing = Self {
+            is_off: policy["indexingMode"].as_str().is_some_and(|mode| mode.eq_ignore_ascii_case("none")),
+            included: patterns("includedPaths"),
+            excluded: patterns("excludedPaths"),
+            composites: composites.map_or_else(Vec::new, |all| all.iter().map(composite).collect()),
+        };
+        if indexing.included.is_empty() && indexing.excluded.is_empty() {
+            indexing.included.push(Pattern::parse("/*"));
+        }
+        indexing
+    }
+
+    /// The document's terms as sorted hashes, each once.
+    pub fn terms(&self, document: &Value) -> Vec<u64> {
+        let mut terms = Vec::new();
+        if !self.is_off {
+            self.collect(document, &mut Vec::new(), &mut terms);
+            terms.extend(self.composites.iter().enumerate().filter_map(|entry| composite_term(document, entry)));
+        }
+        terms.sort_unstable();
+        terms.dedup();
+        terms
+    }
+
+    fn collect<'a>(&self, value: &'a Value, path: &mut Vec<&'a str>, terms: &mut Vec<u64>) {
+        let mut descend = |step: &'a str, child: &'a Value| {
+            path.push(step);
+            self.collect(child, path, terms);
+            path.pop();
+        };
+        match value {
+            Value::Object(fields) => fields.iter().for_each(|(name, child)| descend(name, child)),
+            Value::Array(elements) => elements.iter().for_each(|child| descend(ELEMENT, child)),
+            leaf if self.includes(path) => terms.push(hash(&(path, leaf.to_string()))),
+            _ => (),
+        }
+    }
+
+    /// Of two paths that match, the more precise one decides.
+    fn includes(&self, path: &[&str]) -> bool {
+        let best = |patterns: &[Pattern]| patterns.iter().filter_map(|pattern| pattern.precision(path)).max();
+        best(&self.included) > best(&self.excluded)
+    }
+}
+
+impl Pattern {
+    fn parse(path: &str) -> Self {
+        let is_subtree = path.ends_with("/*");
+        Self { steps: steps(path.trim_end_matches("/*").trim_end_matches("/?")), is_subtree }
+    }
+
+    /// How precisely this names the path; none if it does not.
+    fn precision(&self, path: &[&str]) -> Option<(usize, bool)> {
+        let length = self.steps.len();
+        let is_prefix = path.len() >= length && self.steps.iter().zip(path).all(|(step, name)| step == name);
+        let is_match = is_prefix && (self.is_subtree || path.len() == length);
+        is_match.then_some((length, !self.is_subtree))
+    }
+}
+
+/// A composite index has a term for documents that have all its paths.
+fn composite_term(document: &Value, (number, paths): (usize, &Vec<Vec<String>>)) -> Option<u64> {
+    let value_at = |path: &Vec<String>| path.iter().try_fold(document, |value, step| value.get(step));
+    let values: Option<Vec<String>> = paths.iter().map(|path| value_at(path).map(Value::to_string)).collect();
+    Some(hash(&(number, values?)))
+}
+
+fn paths(list: &Value) -> impl Iterator<Item = &str> {
+    list.as_array().into_iter().flatten().filter_map(|entry| entry["path"].as_str())
+}
+
+fn steps(path: &str) -> Vec<String> {
+    let name = |step: &str| step.trim_matches('"').to_owned();
+    path.split('/').filter(|step| !step.is_empty()).map(name).collect()
+}
+
+fn hash(term: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    term.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// How many terms are in one of two sorted lists and not in the other.
+pub(crate) fn count_changed(before: &[u64], after: &[u64]) -> usize {
+    let missing = |from: &[u64], terms: &[u64]| terms.iter().filter(|term| from.binary_search(term).is_err()).count();
+    missing(before, after) + missing(after, before)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn indexing(policy: Value) -> Indexing {
+        Indexing::of(&json!({ "indexingPolicy": policy }))
+    }
+
+    fn count(policy: Value, document: Value) -> usize {
+        indexing(policy).terms(&document).len()
+    }
+
+    #[test]
+    fn without_a_policy_every_leaf_is_a_term() {
+        let document = json!({ "id": "1", "tags": ["a", "b", "a"], "inner": { "x": 1, "y": null } });
+        assert_eq!(Indexing::of(&json!({})).terms(&document).len(), 5);
+    }
+
+    #[test]
+    fn only_included_paths_are_terms() {
+        let policy = json!({ "includedPaths": [{ "path": "/a/?" }, { "path": "/b/c/*" }, { "path": "/\"d e\"/[]/?" }],
+            "excludedPaths": [{ "path": "/*" }] });
+        let document = json!({ "a": 1, "b": { "c": { "x": 1, "y": 2 }, "z": 3 }, "d e": [1, 2], "f": 4 });
+        assert_eq!(count(policy.clone(), document), 5);
+        assert_eq!(count(policy, json!({ "a": { "x": 1 } })), 0, "/a/? is a value, not a subtree");
+    }
+
+    #[test]
+    fn the_more_precise_path_decides() {
+        let policy = json!({ "includedPaths": [{ "path": "/*" }], "excludedPaths": [{ "path": "/big/*" }] });
+        assert_eq!(count(policy, json!({ "a": 1, "big": { "x": 1 } })), 1);
+    }
+
+    #[test]
+    fn a_composite_index_needs_all_its_paths() {
+        let policy = json!({ "excludedPaths": [{ "path": "/*" }],
+            "compositeIndexes": [[{ "path": "/a", "order": "ascending" }, { "path": "/b/c" }]] });
+        assert_eq!(count(policy.clone(), json!({ "a": 1, "b": { "c": 2 } })), 1);
+        assert_eq!(count(policy, json!({ "a": 1 })), 0);
+    }
+
+    #[test]
+    fn a_container_that_indexes_nothing_has_no_terms() {
+        assert_eq!(count(json!({ "indexingMode": "none" }), json!({ "a": 1 })), 0);
+    }
+
+    #[test]
+    fn a_value_that_changes_removes_a_term_and_adds_one() {
+        let policy = indexing(json!({}));
+        let [before, after] = [1, 2].map(|value| policy.terms(&json!({ "id": "1", "value": value })));
+        assert_eq!(count_changed(&before, &after), 2);
+        assert_eq!(count_changed(&[], &after), 2);
+        assert_eq!(count_changed(&before, &before), 0);
+    }
+}

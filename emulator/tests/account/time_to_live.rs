@@ -1,0 +1,108 @@
+//! Items expire as the container and they themselves say.
+
+use std::time::Duration;
+
+use azure_data_cosmos::models::{ContainerProperties, TimeToLive};
+use azure_data_cosmos::{ContainerClient, TransactionalBatch};
+use duroxide_cosmos_emulator::{LocalAccount, Misbehaviour};
+use serde_json::{json, Value};
+
+use crate::scene::*;
+
+async fn container_with(account: &LocalAccount, default: Option<TimeToLive>) -> ContainerClient {
+    let client = account.client().await;
+    let mut properties = ContainerProperties::new(CONTAINER, "/pk".into());
+    if let Some(default) = default {
+        properties = properties.with_default_ttl(default);
+    }
+    client.create_database(DATABASE, None).await.unwrap();
+    client.database_client(DATABASE).create_container(properties, None).await.unwrap();
+    open_container(&client).await
+}
+
+fn mortal(id: &str, ttl: i64) -> Value {
+    json!({ "id": id, "pk": "p", "value": 1, "ttl": ttl })
+}
+
+async fn ids(container: &ContainerClient) -> Vec<String> {
+    query(container, "SELECT * FROM c ORDER BY c.id").await.into_iter().map(|item| item.id).collect()
+}
+
+/// Waits until an item of one second has expired, with room for the clock's whole seconds.
+async fn wait() {
+    tokio::time::sleep(Duration::from_millis(2100)).await;
+}
+
+#[tokio::test]
+async fn an_item_with_a_time_to_live_disappears() {
+    let account = LocalAccount::new();
+    let container = container_with(&account, Some(TimeToLive::NoDefault)).await;
+    for (id, ttl) in [("short", 1), ("long", 1000), ("never", -1)] {
+        container.create_item("p", id, mortal(id, ttl), None).await.unwrap();
+    }
+    let batch = TransactionalBatch::new("p").create_item(mortal("batched", 1)).unwrap();
+    container.execute_transactional_batch(batch, None).await.unwrap();
+    container.create_item("p", "plain", item("p", "plain", 1), None).await.unwrap();
+    wait().await;
+    assert_eq!(account.documents(DATABASE, CONTAINER).len(), 3);
+    assert_eq!(read(&container, "p", "short").await, None);
+    assert_eq!(ids(&container).await, ["long", "never", "plain"]);
+    container.create_item("p", "short", item("p", "short", 1), None).await.unwrap();
+    container.create_item("p", "batched", item("p", "batched", 1), None).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_default_of_a_container_holds_for_items_without_their_own() {
+    let account = LocalAccount::new();
+    let container = container_with(&account, Some(TimeToLive::Seconds(1))).await;
+    container.create_item("p", "default", item("p", "default", 1), None).await.unwrap();
+    container.create_item("p", "long", mortal("long", 1000), None).await.unwrap();
+    assert!(account.put(DATABASE, CONTAINER, "p", &json!({ "id": "put", "pk": "p", "value": 1 })).await);
+    wait().await;
+    assert_eq!(ids(&container).await, ["long"]);
+}
+
+#[tokio::test]
+async fn a_write_gives_an_item_its_time_again() {
+    let account = LocalAccount::new();
+    let container = container_with(&account, Some(TimeToLive::NoDefault)).await;
+    container.create_item("p", "1", mortal("1", 1), None).await.unwrap();
+    container.create_item("p", "2", mortal("2", 1), None).await.unwrap();
+    container.replace_item("p", "1", mortal("1", 1000), None).await.unwrap();
+    container.replace_item("p", "2", item("p", "2", 2), None).await.unwrap();
+    wait().await;
+    assert_eq!(ids(&container).await, ["1", "2"]);
+}
+
+#[tokio::test]
+async fn without_a_default_nothing_expires() {
+    let account = LocalAccount::new();
+    let container = container_with(&account, None).await;
+    container.create_item("p", "1", mortal("1", 1), None).await.unwrap();
+    wait().await;
+    assert_eq!(ids(&container).await, ["1"]);
+}
+
+#[tokio::test]
+async fn an_account_can_ignore_the_time_to_live() {
+    let account = LocalAccount::new();
+    let container = container_with(&account, Some(TimeToLive::Seconds(1))).await;
+    let ignored = account.wire().misbehave(Misbehaviour::NoTimeToLive);
+    container.create_item("p", "1", mortal("1", 1), None).await.unwrap();
+    wait().await;
+    assert_eq!(account.documents(DATABASE, CONTAINER).len(), 1);
+    assert_eq!(ids(&container).await, ["1"]);
+    ignored.remove();
+    assert_eq!(ids(&container).await.len(), 0);
+}
+
+#[tokio::test]
+async fn a_default_that_a_container_gets_later_holds_for_what_it_has() {
+    let account = LocalAccount::new();
+    let container = container_with(&account, None).await;
+    container.create_item("p", "1", item("p", "1", 1), None).await.unwrap();
+    let properties: ContainerProperties = container.read(None).await.unwrap().into_model().unwrap();
+    container.replace(properties.with_default_ttl(TimeToLive::Seconds(1)), None).await.unwrap();
+    wait().await;
+    assert_eq!(ids(&container).await.len(), 0);
+}
