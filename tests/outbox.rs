@@ -233,6 +233,24 @@ async fn a_message_that_its_target_refuses_is_kept_with_the_reason_and_the_other
 }
 
 #[tokio::test]
+async fn an_answer_that_nobody_knows_poisons_no_message() {
+    for status in [405, 407] {
+        let scene = Scene::new(1);
+        let a = scene.provider("a").await;
+        let unknown = WireAction::Refuse { status, substatus: None, retry_after: None };
+        let blocked = block(&scene, "a", unknown);
+        begin(&a, PARENT, Vec::new(), vec![start_child(CHILDREN[0], Some(PARENT))]).await;
+        blocked.wait_for_hits(2).await;
+        blocked.remove();
+        a.shutdown().await;
+        let b = scene.provider_with("b", an_hour_later()).await;
+        b.reconcile().await.unwrap();
+        until_delivered(&scene).await;
+        assert_eq!(run_all(&b).await, each_once(&CHILDREN[..1]), "{status}");
+    }
+}
+
+#[tokio::test]
 async fn a_role_that_is_missing_for_a_while_poisons_no_message() {
     let scene = Scene::new(1);
     let (a, b) = (scene.provider("a").await, scene.provider_with("b", an_hour_later()).await);

@@ -89,7 +89,10 @@ impl Deep<'_> {
     async fn clean_up(&mut self) {
         let outcome = self.remove_all().await.map_err(|error| error.to_string());
         let follows = format!("delete what is left in partition {}", self.partition);
-        self.note("clean-up", outcome.map(|count| format!("{count} documents were removed")), &follows);
+        let (requests, units) = (self.store.statistics().requests(), self.store.statistics().charge());
+        let seen =
+            |count| format!("{count} documents were removed; the check took {requests} requests and {units:.0} RU");
+        self.note("clean-up", outcome.map(seen), &follows);
     }
 
     async fn remove_all(&self) -> Result<usize, StoreError> {

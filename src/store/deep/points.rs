@@ -12,7 +12,7 @@ use tokio::time::Instant;
 /// The largest integer that JSON numbers hold exactly; parked messages are stored with it.
 const LARGEST: u64 = (1 << 53) - 1;
 /// A document with a time to live of a second must be gone by then.
-const EXPIRY_TIME: Duration = Duration::from_secs(15);
+const EXPIRY_TIME: Duration = Duration::from_secs(8);
 
 impl Deep<'_> {
     pub(super) async fn points(&mut self) {

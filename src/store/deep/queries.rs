@@ -6,10 +6,13 @@ use crate::{
     store::queries::{QueryText, ALL},
     store::{StoreError, QUERY_TIME},
 };
+use futures::{stream, StreamExt};
 use serde_json::Value;
 use std::{num::NonZeroU32, time::Duration};
 use tokio::time::Instant;
 
+/// Queries that are sent at once.
+const CONCURRENCY: usize = 8;
 /// Documents that a query of several pages returns.
 const ROWS: u64 = 7;
 const PAGE: NonZeroU32 = NonZeroU32::new(3).unwrap();
@@ -42,18 +45,18 @@ impl Deep<'_> {
 
     /// Every query of the provider with parameters of the right kinds: in one logical partition, or in one physical one.
     async fn texts(&mut self) {
-        let mut slowest = Duration::ZERO;
-        let mut accepted = 0;
-        for query in ALL {
+        let sending = stream::iter(ALL).map(|query| async {
             let begun = Instant::now();
-            match self.send_query(*query).await {
-                Ok(()) => accepted += 1,
-                Err(error) => {
-                    let follows = "the provider can't work on this account";
-                    self.note(&format!("query {}", query.name), Err(error.to_string()), follows);
-                }
+            (query.name, self.send_query(*query).await, begun.elapsed())
+        });
+        let answers: Vec<(&str, Result<(), StoreError>, Duration)> = sending.buffered(CONCURRENCY).collect().await;
+        let slowest = answers.iter().map(|(.., time)| *time).max().unwrap_or_default();
+        let accepted = answers.iter().filter(|(_, answer, _)| answer.is_ok()).count();
+        for (name, answer, _) in answers {
+            if let Err(error) = answer {
+                let follows = "the provider can't work on this account";
+                self.note(&format!("query {name}"), Err(error.to_string()), follows);
             }
-            slowest = slowest.max(begun.elapsed());
         }
         let seen = format!("{accepted} of {} accepted, the slowest within {} ms", ALL.len(), slowest.as_millis());
         let outcome = if accepted == ALL.len() { Ok(seen) } else { Err(seen) };

@@ -8,8 +8,9 @@ use azure_data_cosmos::options::{
 
 impl Deep<'_> {
     pub(super) async fn reads(&mut self) {
-        let created = self.create("read", &self.document("read", 1, 300)).await;
-        self.note("document to read", created.map(|etag| format!("created, ETag {etag}")), "no read can be tried");
+        if let Err(answer) = self.create("read", &self.document("read", 1, 300)).await {
+            return self.note("document to read", Err(answer), "no read can be tried");
+        }
         let strategies = [
             ("session reads", ReadConsistencyStrategy::Session, "a worker does not see its own writes"),
             ("eventual reads", ReadConsistencyStrategy::Eventual, "a check for wake-ups costs more, or fails"),

@@ -1,0 +1,132 @@
+//! `check --deep`: on an account that behaves as the service does every line is fine, and on one that misbehaves the line
+//! says so.
+
+use duroxide_cosmos::{
+    operate::{check_deep, Check, Verdict},
+    CosmosDBProvider, CosmosDBProviderConfig, Credential,
+};
+use duroxide_cosmos_emulator::{LocalAccount, Served};
+use std::net::Ipv4Addr;
+
+/// An account with a container, served over HTTP.
+struct Site {
+    account: LocalAccount,
+    config: CosmosDBProviderConfig,
+    _served: Served,
+}
+
+impl Site {
+    async fn new() -> Self {
+        let account = LocalAccount::builder().with_partitions(4).build();
+        let served = account.serve((Ipv4Addr::LOCALHOST, 0).into()).await.unwrap();
+        let config = CosmosDBProviderConfig::default()
+            .with_endpoint(served.endpoint())
+            .with_credential(Credential::account_key(account.key().to_owned()));
+        CosmosDBProvider::new_with_config(config.clone()).await.unwrap();
+        Self { account, config, _served: served }
+    }
+
+    /// What the check says while the account misbehaves in this way.
+    async fn checked(&self, misbehaviour: &str) -> Vec<Check> {
+        let handle = self.account.wire().misbehave(misbehaviour.parse().unwrap());
+        let checks = check_deep(&self.config).await;
+        handle.remove();
+        checks
+    }
+}
+
+fn line<'c>(checks: &'c [Check], subject: &str) -> &'c Check {
+    let found = checks.iter().find(|check| check.subject == subject);
+    found.unwrap_or_else(|| panic!("no line {subject} in {checks:#?}"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_an_account_as_it_must_be_every_line_is_fine_and_nothing_is_left_behind() {
+    let site = Site::new().await;
+    let before = site.account.documents("duroxide", "duroxide").len();
+    let checks = check_deep(&site.config).await;
+    let odd: Vec<&Check> = checks.iter().filter(|check| check.verdict != Verdict::Fine).collect();
+    assert!(odd.is_empty(), "{odd:#?}");
+    assert!(checks.len() >= 35, "{} lines", checks.len());
+    assert_eq!(site.account.documents("duroxide", "duroxide").len(), before);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_misbehaviour_has_its_line() {
+    let cases: [(&str, &[(&str, &str)]); 8] = [
+        (
+            "batches-not-atomic",
+            &[
+                ("batch probe", "does not roll back"),
+                ("batch 409", "a part of it was done"),
+                ("batch 404", "a part of it"),
+            ],
+        ),
+        ("batches-ignore-if-match", &[("batch probe", "ignores ifMatch"), ("batch 412", "the batch was committed")]),
+        (
+            "refuse-query=knownBy",
+            &[
+                ("query due_turns", "400"),
+                ("query due_work_rows", "400"),
+                ("query due", "400"),
+                ("query texts", "37 of 40 accepted"),
+            ],
+        ),
+        ("full-answers", &[("short answers", "returned its document")]),
+        ("refuse-priority", &[("low priority", "400")]),
+        ("refuse-latest-committed", &[("quorum reads", "400"), ("write region", "400")]),
+        ("charges-times=8", &[("prices at 1 KB", "create 42.80 (5.35)"), ("price of a query", "20.0")]),
+        ("no-time-to-live", &[("expiry", "was there after")]),
+    ];
+    let site = Site::new().await;
+    for (misbehaviour, lines) in cases {
+        let checks = site.checked(misbehaviour).await;
+        for (subject, answer) in lines {
+            let line = line(&checks, subject);
+            assert_eq!(line.verdict, Verdict::Differs, "{misbehaviour}: {line:?}");
+            assert!(line.detail.contains(answer) && line.detail.contains("What follows: "), "{misbehaviour}: {line:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_provider_copes_with_is_fine_and_told() {
+    let site = Site::new().await;
+    for (misbehaviour, subject, told) in [
+        ("empty-pages", "pages and order", "7 rows"),
+        ("small-pages=1", "pages and order", "7 rows"),
+        ("slow-pages=300ms", "query texts", "40 of 40 accepted, the slowest within"),
+        ("scan-unindexed", "what is refused", "a filter on a path without index is accepted"),
+    ] {
+        let checks = site.checked(misbehaviour).await;
+        let line = line(&checks, subject);
+        assert!(line.verdict == Verdict::Fine && line.detail.contains(told), "{misbehaviour}: {line:?}");
+        let odd: Vec<&Check> = checks.iter().filter(|check| check.verdict != Verdict::Fine).collect();
+        assert!(odd.is_empty(), "{misbehaviour}: {odd:#?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_account_whose_batches_return_no_etags_is_wrong_from_the_first_read_that_decides() {
+    let site = Site::new().await;
+    let checks = site.checked("batches-without-etags").await;
+    let format = line(&checks, "format");
+    assert!(format.verdict == Verdict::Wrong && format.detail.contains("no ETag"), "{format:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_may_not_use_the_account_is_told_why() {
+    let site = Site::new().await;
+    for (misbehaviour, advice) in [
+        ("forbidden=5301", "Data Contributor"),
+        ("forbidden=5202", "disableLocalAuth"),
+        ("forbidden=5307", "perimeter"),
+        ("forbidden", "--ip-range-filter"),
+        ("unauthorized", "clock"),
+    ] {
+        let checks = site.checked(misbehaviour).await;
+        let wrong = checks.iter().find(|check| check.verdict == Verdict::Wrong).expect("something is wrong");
+        assert!(wrong.detail.contains(advice), "{misbehaviour}: {wrong:?}");
+        assert_eq!(checks.last().unwrap().subject, "deep check", "it is not begun");
+    }
+}
