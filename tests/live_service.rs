@@ -6,7 +6,7 @@ mod turns;
 
 use duroxide::providers::Provider;
 use duroxide_cosmos::{ConnectError, CosmosDBProvider, CosmosDBProviderConfig, Credential, StoreError};
-use duroxide_cosmos_emulator::{LocalAccount, RequestKind, Served, WriteMode};
+use duroxide_cosmos_emulator::{LocalAccount, RequestKind, Served, WireAction, WireRule, WireRuleHandle, WriteMode};
 use std::{net::Ipv4Addr, time::Duration};
 use turns::{begun, start, within, LONG};
 
@@ -59,13 +59,23 @@ async fn a_sound_account_is_probed_with_two_requests_that_change_nothing() {
     assert_eq!(account.stats_of("second").of(RequestKind::Batch).requests, 1);
 }
 
+/// A container that was just created: its properties can be read, and its items are answered 404 for a while.
+fn not_there_yet(account: &LocalAccount, substatus: u32) -> WireRuleHandle {
+    let missing = WireAction::Refuse { status: 404, substatus: Some(substatus), retry_after: None };
+    account.wire().add(WireRule::new(missing).matching(|request| !request.kind.is_metadata()).times(9))
+}
+
 #[tokio::test]
 async fn a_container_that_was_just_created_is_waited_for() {
     for substatus in [1013, 1003] {
         let account = LocalAccount::new();
-        account.wire().misbehave(format!("new-containers-missing={substatus},700ms").parse().unwrap());
+        let missing = not_there_yet(&account, substatus);
         let provider = within("opening", open(&account, "a")).await.expect("it is there in the end");
+        assert_eq!(missing.hits(), 9);
         begun(&provider, "order", 0).await;
+        let account = LocalAccount::new();
+        account.wire().misbehave(format!("new-containers-missing={substatus},700ms").parse().unwrap());
+        within("opening", open(&account, "a")).await.expect("it is there in the end");
     }
 }
 
@@ -74,7 +84,7 @@ async fn several_write_regions_are_seen_also_right_after_the_container_was_creat
     for substatus in [1013, 1003] {
         let regions = ["East US", "West US"];
         let account = LocalAccount::builder().with_regions(&regions).with_write_mode(WriteMode::Multi).build();
-        account.wire().misbehave(format!("new-containers-missing={substatus},700ms").parse().unwrap());
+        not_there_yet(&account, substatus);
         let error = within("opening", open(&account, "a")).await.expect_err("it is refused");
         assert!(error.to_string().contains("--enable-multiple-write-locations false"), "{error}");
     }

@@ -30,7 +30,12 @@ struct Site {
 
 impl Site {
     async fn new(consistency: ConsistencyLevel) -> Self {
-        let account = LocalAccount::builder().with_regions(&[HOME, AWAY]).with_consistency(consistency).build();
+        Self::with_partitions(consistency, 1).await
+    }
+
+    async fn with_partitions(consistency: ConsistencyLevel, partitions: u32) -> Self {
+        let builder = LocalAccount::builder().with_regions(&[HOME, AWAY]).with_partitions(partitions);
+        let account = builder.with_consistency(consistency).build();
         let b = provider(&account, "b", &[HOME, AWAY]).await;
         let a = provider(&account, "a", &[AWAY, HOME]).await;
         Self { account, a, b }
@@ -162,27 +167,36 @@ async fn a_deletion_whose_answers_are_lost_is_decided_once_and_for_all() {
     }
 }
 
-/// An instance with a parent, both of which have run their first turn.
-async fn begun_family(provider: &CosmosDBProvider) {
+/// A parent with so many children, all of which have run their first turn.
+async fn begun_family(provider: &CosmosDBProvider, children: usize) -> Vec<String> {
     begun(provider, "parent", 0).await;
-    provider.enqueue_for_orchestrator(start("child"), None).await.expect("a start");
-    let (_, token) = fetch(provider, LONG).await;
-    let mut first = Delta::start("child", 0);
-    first.metadata.parent_instance_id = Some("parent".to_owned());
-    first.ack(provider, &token).await.expect("the child's first turn");
+    let names: Vec<String> = (0..children).map(|number| format!("child-{number}")).collect();
+    for child in &names {
+        provider.enqueue_for_orchestrator(start(child), None).await.expect("a start");
+        let (_, token) = fetch(provider, LONG).await;
+        let mut first = Delta::start(child, 0);
+        first.metadata.parent_instance_id = Some("parent".to_owned());
+        first.ack(provider, &token).await.expect("the child's first turn");
+    }
+    names
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_child_that_the_read_region_has_not_heard_of_is_not_left_without_its_parent() {
-    let site = Site::new(ConsistencyLevel::Session).await;
+    // Session tokens are those of physical partitions: of the children's, the one that deletes has none.
+    let site = Site::with_partitions(ConsistencyLevel::Session, 8).await;
     site.lag();
-    begun_family(&site.b).await;
+    let children = begun_family(&site.b, 6).await;
     let alone = site.a.delete_instances_atomic(&["parent".to_owned()], true).await;
-    assert!(alone.is_err(), "a child would be left: {alone:?}");
-    let tree = site.a.get_instance_tree("parent").await.expect("a tree");
-    assert_eq!(tree.all_ids, ["parent", "child"]);
-    site.a.delete_instances_atomic(&tree.all_ids, true).await.expect("both are deleted");
-    assert!(site.b.get_instance_info("child").await.is_err());
+    assert!(alone.is_err(), "children would be left: {alone:?}");
+    let mut tree = site.a.get_instance_tree("parent").await.expect("a tree").all_ids;
+    site.a.delete_instances_atomic(&tree, true).await.expect("all are deleted");
+    tree.retain(|id| id != "parent");
+    tree.sort();
+    assert_eq!(tree, children);
+    for child in &children {
+        assert!(site.b.get_instance_info(child).await.is_err(), "{child} is left");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -279,12 +279,12 @@ async fn the_size_of_a_batch_counts_ids_and_conditions_as_the_service_does(scene
             *seen.lock().unwrap() = request.json().map_or(0, |body| body.to_string().len());
         }
     });
-    // Ids and conditions, and no documents.
+    // Ids and conditions, and no documents: without them, 96 bytes would be counted for each.
     let long = |number: usize| note("i", &format!("{number:0>40}"), "");
     let etag = Etag::from("\"00000000-0000-0000-0000-000000000000\"");
     let operations: Vec<Operation> =
         (0..MAX_OPERATIONS).map(|number| Operation::delete(long(number).id, Some(&etag))).collect();
     batch(&scene, &operations).await;
     let (counted, sent) = (operations.iter().map(Operation::size).sum::<usize>(), *sent.lock().unwrap());
-    assert!(sent > 15_000 && counted >= sent && counted < sent * 3 / 2, "{counted} bytes counted, {sent} sent");
+    assert!(sent > 9_600 && counted >= sent && counted < sent * 2, "{counted} bytes counted, {sent} sent");
 }
