@@ -39,7 +39,7 @@ pub(crate) async fn claim(
     owner: Option<&SessionFetchConfig>,
     deadline: Deadline,
 ) -> Result<Claimed, StoreError> {
-    let hold = match (&hint.document.session_id, owner) {
+    let mut hold = match (&hint.document.session_id, owner) {
         (Some(id), Some(owner)) => match session::take(engine, id, owner, deadline).await? {
             session::Taken::Held(owner, until) => return Ok(Claimed::SessionHeld(owner, until)),
             session::Taken::Ours(hold) => Some(hold),
@@ -48,10 +48,15 @@ pub(crate) async fn claim(
     };
     let mut outcome = take(engine, hint, terms, deadline).await;
     if let Ok(Claimed::Work(work, _)) = outcome {
+        if let (Some(taken), Some(owner)) = (&mut hold, owner) {
+            // It may have taken so long that the session is another's by now.
+            session::take_again(engine, taken, owner, deadline).await.unwrap_or_else(|error| {
+                warn!(%error, "a session could not be taken again");
+            });
+        }
         if hold.as_ref().is_none_or(|hold| hold.lasts(engine.now())) {
             return Ok(Claimed::Work(work, hold));
         }
-        // It took so long that the session may be another's by now.
         give_back_later(engine, hint.document.clone(), work.1);
         outcome = Ok(Claimed::Held(engine.now() + 20));
     }

@@ -70,6 +70,28 @@ pub(crate) async fn take(
     }
 }
 
+/// Takes a session again while less than half of its lock is left, a few times. Locks may be shorter than a claim takes. Where
+/// another owner has it by now, the hold stays as it is.
+pub(crate) async fn take_again(
+    engine: &Arc<Engine>,
+    hold: &mut Hold,
+    owner: &SessionFetchConfig,
+    deadline: Deadline,
+) -> Result<(), StoreError> {
+    const ATTEMPTS: usize = 5;
+    for _ in 0..ATTEMPTS {
+        if hold.lasts(engine.now()) {
+            return Ok(());
+        }
+        let session = hold.document.session_id.clone();
+        match take(engine, &session, owner, deadline).await? {
+            Taken::Ours(next) => *hold = Hold { fresh: hold.fresh || next.fresh, ..next },
+            Taken::Held(..) => return Ok(()),
+        }
+    }
+    Ok(())
+}
+
 async fn read(
     engine: &Engine,
     session: &str,

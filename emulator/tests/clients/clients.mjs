@@ -12,7 +12,7 @@ const endpoint = process.env.COSMOS_ENDPOINT;
 const key = process.env.COSMOS_KEY;
 const DATABASE = "javascript";
 const PARTITION_KEY = { paths: ["/instanceId"], version: 2 };
-const INCLUDED = ["/instanceId/?", "/kind/?", "/rank/?", "/by/?"];
+const INCLUDED = ["/instanceId/?", "/kind/?", "/position/?", "/by/?"];
 const INDEXING = {
   indexingMode: "consistent",
   automatic: true,
@@ -101,13 +101,13 @@ check("an item is created read replaced upserted and deleted", async ({ containe
   const statuses = [];
   const note = (answer) => {
     statuses.push(answer.statusCode);
-    return answer.resource?.rank;
+    return answer.resource?.position;
   };
-  note(await container.items.create(item("point", "a", { rank: 1 })));
+  note(await container.items.create(item("point", "a", { position: 1 })));
   assert.equal(note(await a.read()), 1);
-  note(await a.replace(item("point", "a", { rank: 2 })));
-  assert.equal(note(await container.items.upsert(item("point", "a", { rank: 3 }))), 3);
-  note(await container.items.upsert(item("point", "b", { rank: 4 })));
+  note(await a.replace(item("point", "a", { position: 2 })));
+  assert.equal(note(await container.items.upsert(item("point", "a", { position: 3 }))), 3);
+  note(await container.items.upsert(item("point", "b", { position: 4 })));
   assert.equal(note(await a.read()), 3);
   note(await a.delete());
   assert.deepEqual(statuses, [201, 200, 200, 200, 201, 200, 204]);
@@ -115,20 +115,20 @@ check("an item is created read replaced upserted and deleted", async ({ containe
 });
 
 check("a second create is refused", async ({ container }) => {
-  await container.items.create(item("duplicate", "a", { rank: 1 }));
-  await refused(409, () => container.items.create(item("duplicate", "a", { rank: 2 })));
-  assert.equal((await container.item("a", "duplicate").read()).resource.rank, 1);
+  await container.items.create(item("duplicate", "a", { position: 1 }));
+  await refused(409, () => container.items.create(item("duplicate", "a", { position: 2 })));
+  assert.equal((await container.item("a", "duplicate").read()).resource.position, 1);
 });
 
 check("a replace needs the current etag", async ({ container }) => {
   const a = container.item("a", "etag");
-  const stale = (await container.items.create(item("etag", "a", { rank: 1 }))).etag;
-  const current = (await a.replace(item("etag", "a", { rank: 2 }))).etag;
+  const stale = (await container.items.create(item("etag", "a", { position: 1 }))).etag;
+  const current = (await a.replace(item("etag", "a", { position: 2 }))).etag;
   const replaceIf = (condition) =>
-    a.replace(item("etag", "a", { rank: 3 }), { accessCondition: { type: "IfMatch", condition } });
+    a.replace(item("etag", "a", { position: 3 }), { accessCondition: { type: "IfMatch", condition } });
   await refused(412, () => replaceIf(stale));
   assert.equal(await etagOf(container, "etag", "a"), current);
-  assert.equal((await replaceIf(current)).resource.rank, 3);
+  assert.equal((await replaceIf(current)).resource.position, 3);
 });
 
 check("an absent item is not found", async ({ client, container }) => {
@@ -141,11 +141,11 @@ check("an absent item is not found", async ({ client, container }) => {
 });
 
 check("a batch answers with the etags of its items", async ({ container }) => {
-  for (const name of ["replaced", "deleted"]) await container.items.create(item("batch", name, { rank: 1 }));
+  for (const name of ["replaced", "deleted"]) await container.items.create(item("batch", name, { position: 1 }));
   const operations = [
-    create(item("batch", "created", { rank: 2 })),
-    upsert(item("batch", "upserted", { rank: 2 })),
-    replace(item("batch", "replaced", { rank: 2 })),
+    create(item("batch", "created", { position: 2 })),
+    upsert(item("batch", "upserted", { position: 2 })),
+    replace(item("batch", "replaced", { position: 2 })),
     remove("deleted"),
     read("created"),
   ];
@@ -155,7 +155,7 @@ check("a batch answers with the etags of its items", async ({ container }) => {
   for (const [index, name] of ["created", "upserted", "replaced"].entries()) {
     assert.equal(results[index].eTag, await etagOf(container, "batch", name));
   }
-  assert.equal(results[4].resourceBody.rank, 2);
+  assert.equal(results[4].resourceBody.position, 2);
   assert.deepEqual(await namesIn(container, "batch"), ["created", "replaced", "upserted"]);
 });
 
@@ -168,11 +168,11 @@ check("a batch with a duplicate applies nothing", async ({ container }) => {
 });
 
 check("a batch with a stale etag applies nothing", async ({ container }) => {
-  const stale = (await container.items.create(item("batch412", "a", { rank: 1 }))).etag;
-  await container.item("a", "batch412").replace(item("batch412", "a", { rank: 2 }));
-  const operations = [create(item("batch412", "new")), replace(item("batch412", "a", { rank: 3 }), stale)];
+  const stale = (await container.items.create(item("batch412", "a", { position: 1 }))).etag;
+  await container.item("a", "batch412").replace(item("batch412", "a", { position: 2 }));
+  const operations = [create(item("batch412", "new")), replace(item("batch412", "a", { position: 3 }), stale)];
   await expectRollback(container, operations, "batch412", [424, 412]);
-  assert.equal((await container.item("a", "batch412").read()).resource.rank, 2);
+  assert.equal((await container.item("a", "batch412").read()).resource.position, 2);
   assert.deepEqual(await namesIn(container, "batch412"), ["a"]);
 });
 
@@ -185,13 +185,13 @@ check("a batch with an absent item applies nothing", async ({ container }) => {
 check("a batch takes current etags", async ({ container }) => {
   const etags = [];
   for (const name of ["a", "b"]) {
-    etags.push((await container.items.create(item("batch-etag", name, { rank: 1 }))).etag);
+    etags.push((await container.items.create(item("batch-etag", name, { position: 1 }))).etag);
   }
-  const operations = [replace(item("batch-etag", "a", { rank: 2 }), etags[0]), remove("b", etags[1])];
+  const operations = [replace(item("batch-etag", "a", { position: 2 }), etags[0]), remove("b", etags[1])];
   const { status, each } = await runBatch(container, operations, "batch-etag");
   assert.equal(status, 200);
   assert.deepEqual(each, [200, 204]);
-  assert.equal((await container.item("a", "batch-etag").read()).resource.rank, 2);
+  assert.equal((await container.item("a", "batch-etag").read()).resource.position, 2);
   assert.deepEqual(await namesIn(container, "batch-etag"), ["a"]);
 });
 
@@ -219,13 +219,13 @@ check("a batch of 101 operations is refused", async ({ container }) => {
 
 check("a query in one partition takes parameters", async ({ container }) => {
   for (const partition of ["query", "query-other"]) {
-    for (let rank = 0; rank < 6; rank++) {
-      await container.items.create(item(partition, `${rank}`, { kind: rank % 2 === 0 ? "even" : "odd", rank }));
+    for (let position = 0; position < 6; position++) {
+      await container.items.create(item(partition, `${position}`, { kind: position % 2 === 0 ? "even" : "odd", position }));
     }
   }
   const query = {
-    query: "SELECT * FROM c WHERE c.kind = @kind AND c.rank >= @rank",
-    parameters: [{ name: "@kind", value: "even" }, { name: "@rank", value: 2 }],
+    query: "SELECT * FROM c WHERE c.kind = @kind AND c.position >= @position",
+    parameters: [{ name: "@kind", value: "even" }, { name: "@position", value: 2 }],
   };
   const rows = await ask(container, query, { partitionKey: "query" });
   assert.deepEqual(rows.map((row) => [row.instanceId, row.id]).sort(), [["query", "2"], ["query", "4"]]);
@@ -269,18 +269,18 @@ check("pages across partitions have each row once", async ({ container }) => {
 });
 
 check("rows across partitions come in ascending order", async ({ container }) => {
-  const text = "SELECT * FROM c WHERE c.kind = 'spread' ORDER BY c.rank";
+  const text = "SELECT * FROM c WHERE c.kind = 'spread' ORDER BY c.position";
   for (const forceQueryPlan of [false, true]) {
     const rows = await ask(container, text, { maxItemCount: 3, forceQueryPlan });
-    assert.deepEqual(rows.map((row) => row.rank), RANKS);
+    assert.deepEqual(rows.map((row) => row.position), RANKS);
   }
 });
 
 check("rows across partitions come in descending order", async ({ container }) => {
-  const text = "SELECT * FROM c WHERE c.kind = 'spread' ORDER BY c.rank DESC";
+  const text = "SELECT * FROM c WHERE c.kind = 'spread' ORDER BY c.position DESC";
   for (const forceQueryPlan of [false, true]) {
     const rows = await ask(container, text, { maxItemCount: 3, forceQueryPlan });
-    assert.deepEqual(rows.map((row) => row.rank), [...RANKS].reverse());
+    assert.deepEqual(rows.map((row) => row.position), [...RANKS].reverse());
   }
 });
 
@@ -346,8 +346,8 @@ async function prepare(client) {
   const settings = { id: "items", partitionKey: PARTITION_KEY, indexingPolicy: INDEXING, defaultTtl: -1 };
   const { container } = await database.containers.create(settings);
   for (const n of RANKS) {
-    // Neighbours in rank are in different partitions: 7 and 20 have no common factor.
-    await container.items.create(item(`spread${(n * 7) % 20}`, `row${n}`, { kind: "spread", rank: n }));
+    // Neighbours in position are in different partitions: 7 and 20 have no common factor.
+    await container.items.create(item(`spread${(n * 7) % 20}`, `row${n}`, { kind: "spread", position: n }));
   }
   return container;
 }

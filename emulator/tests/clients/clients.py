@@ -13,7 +13,7 @@ DATABASE = "python"
 INDEXING = {
     "indexingMode": "consistent",
     "automatic": True,
-    "includedPaths": [{"path": path} for path in ("/instanceId/?", "/kind/?", "/rank/?", "/by/?")],
+    "includedPaths": [{"path": path} for path in ("/instanceId/?", "/kind/?", "/position/?", "/by/?")],
     "excludedPaths": [{"path": "/*"}],
 }
 ROWS = 40
@@ -99,7 +99,7 @@ def a_container_keeps_its_settings(client, _container):
     equal(found["partitionKey"]["version"], 2)
     equal(found["defaultTtl"], -1)
     included = [path["path"] for path in found["indexingPolicy"]["includedPaths"]]
-    equal(included, ["/instanceId/?", "/kind/?", "/rank/?", "/by/?"])
+    equal(included, ["/instanceId/?", "/kind/?", "/position/?", "/by/?"])
     assert "/*" in [path["path"] for path in found["indexingPolicy"]["excludedPaths"]]
     refused(409, lambda: database.create_container("settings", key))
     refused(409, lambda: client.create_database(DATABASE))
@@ -108,12 +108,12 @@ def a_container_keeps_its_settings(client, _container):
 @check
 def an_item_is_created_read_replaced_upserted_and_deleted(_client, container):
     answers = Answers()
-    container.create_item(item("point", "a", rank=1), **answers.hook)
-    equal(container.read_item("a", "point", **answers.hook)["rank"], 1)
-    container.replace_item("a", item("point", "a", rank=2), **answers.hook)
-    equal(container.upsert_item(item("point", "a", rank=3), **answers.hook)["rank"], 3)
-    container.upsert_item(item("point", "b", rank=4), **answers.hook)
-    equal(container.read_item("a", "point", **answers.hook)["rank"], 3)
+    container.create_item(item("point", "a", position=1), **answers.hook)
+    equal(container.read_item("a", "point", **answers.hook)["position"], 1)
+    container.replace_item("a", item("point", "a", position=2), **answers.hook)
+    equal(container.upsert_item(item("point", "a", position=3), **answers.hook)["position"], 3)
+    container.upsert_item(item("point", "b", position=4), **answers.hook)
+    equal(container.read_item("a", "point", **answers.hook)["position"], 3)
     container.delete_item("a", "point", **answers.hook)
     equal(answers.statuses, [201, 200, 200, 200, 201, 200, 204])
     equal(names_in(container, "point"), ["b"])
@@ -121,23 +121,23 @@ def an_item_is_created_read_replaced_upserted_and_deleted(_client, container):
 
 @check
 def a_second_create_is_refused(_client, container):
-    container.create_item(item("duplicate", "a", rank=1))
-    refused(409, lambda: container.create_item(item("duplicate", "a", rank=2)))
-    equal(container.read_item("a", "duplicate")["rank"], 1)
+    container.create_item(item("duplicate", "a", position=1))
+    refused(409, lambda: container.create_item(item("duplicate", "a", position=2)))
+    equal(container.read_item("a", "duplicate")["position"], 1)
 
 
 @check
 def a_replace_needs_the_current_etag(_client, container):
-    stale = container.create_item(item("etag", "a", rank=1))["_etag"]
-    current = container.replace_item("a", item("etag", "a", rank=2))["_etag"]
+    stale = container.create_item(item("etag", "a", position=1))["_etag"]
+    current = container.replace_item("a", item("etag", "a", position=2))["_etag"]
 
     def replace(etag):
         options = {"etag": etag, "match_condition": MatchConditions.IfNotModified}
-        return container.replace_item("a", item("etag", "a", rank=3), **options)
+        return container.replace_item("a", item("etag", "a", position=3), **options)
 
     refused(412, lambda: replace(stale))
     equal(etag_of(container, "etag", "a"), current)
-    equal(replace(current)["rank"], 3)
+    equal(replace(current)["position"], 3)
 
 
 @check
@@ -151,12 +151,12 @@ def an_absent_item_is_not_found(client, container):
 @check
 def a_batch_answers_with_the_etags_of_its_items(_client, container):
     for name in ("replaced", "deleted"):
-        container.create_item(item("batch", name, rank=1))
+        container.create_item(item("batch", name, position=1))
     answers = Answers()
     operations = [
-        ("create", (item("batch", "created", rank=2),)),
-        ("upsert", (item("batch", "upserted", rank=2),)),
-        ("replace", ("replaced", item("batch", "replaced", rank=2))),
+        ("create", (item("batch", "created", position=2),)),
+        ("upsert", (item("batch", "upserted", position=2),)),
+        ("replace", ("replaced", item("batch", "replaced", position=2))),
         ("delete", ("deleted",)),
         ("read", ("created",)),
     ]
@@ -165,7 +165,7 @@ def a_batch_answers_with_the_etags_of_its_items(_client, container):
     equal([result["statusCode"] for result in results], [201, 201, 200, 204, 200])
     for index, name in enumerate(("created", "upserted", "replaced")):
         equal(results[index]["eTag"], etag_of(container, "batch", name))
-    equal(results[4]["resourceBody"]["rank"], 2)
+    equal(results[4]["resourceBody"]["position"], 2)
     equal(names_in(container, "batch"), ["created", "replaced", "upserted"])
 
 
@@ -183,14 +183,14 @@ def a_batch_with_a_duplicate_applies_nothing(_client, container):
 
 @check
 def a_batch_with_a_stale_etag_applies_nothing(_client, container):
-    stale = container.create_item(item("batch412", "a", rank=1))["_etag"]
-    container.replace_item("a", item("batch412", "a", rank=2))
+    stale = container.create_item(item("batch412", "a", position=1))["_etag"]
+    container.replace_item("a", item("batch412", "a", position=2))
     operations = [
         ("create", (item("batch412", "new"),)),
-        ("replace", ("a", item("batch412", "a", rank=3)), {"if_match_etag": stale}),
+        ("replace", ("a", item("batch412", "a", position=3)), {"if_match_etag": stale}),
     ]
     equal(run_failing_batch(container, operations, "batch412"), (207, [424, 412]))
-    equal(container.read_item("a", "batch412")["rank"], 2)
+    equal(container.read_item("a", "batch412")["position"], 2)
     equal(names_in(container, "batch412"), ["a"])
 
 
@@ -206,14 +206,14 @@ def a_batch_with_an_absent_item_applies_nothing(_client, container):
 
 @check
 def a_batch_takes_current_etags(_client, container):
-    etags = {name: container.create_item(item("batch-etag", name, rank=1))["_etag"] for name in ("a", "b")}
+    etags = {name: container.create_item(item("batch-etag", name, position=1))["_etag"] for name in ("a", "b")}
     operations = [
-        ("replace", ("a", item("batch-etag", "a", rank=2)), {"if_match_etag": etags["a"]}),
+        ("replace", ("a", item("batch-etag", "a", position=2)), {"if_match_etag": etags["a"]}),
         ("delete", ("b",), {"if_match_etag": etags["b"]}),
     ]
     results = container.execute_item_batch(operations, "batch-etag")
     equal([result["statusCode"] for result in results], [200, 204])
-    equal(container.read_item("a", "batch-etag")["rank"], 2)
+    equal(container.read_item("a", "batch-etag")["position"], 2)
     equal(names_in(container, "batch-etag"), ["a"])
 
 
@@ -235,11 +235,11 @@ def a_batch_of_101_operations_is_refused(_client, container):
 @check
 def a_query_in_one_partition_takes_parameters(_client, container):
     for partition in ("query", "query-other"):
-        for rank in range(6):
-            container.create_item(item(partition, f"{rank}", kind="even" if rank % 2 == 0 else "odd", rank=rank))
+        for position in range(6):
+            container.create_item(item(partition, f"{position}", kind="even" if position % 2 == 0 else "odd", position=position))
     rows = container.query_items(
-        "SELECT * FROM c WHERE c.kind = @kind AND c.rank >= @rank",
-        parameters=[{"name": "@kind", "value": "even"}, {"name": "@rank", "value": 2}],
+        "SELECT * FROM c WHERE c.kind = @kind AND c.position >= @position",
+        parameters=[{"name": "@kind", "value": "even"}, {"name": "@position", "value": 2}],
         partition_key="query",
     )
     found = sorted((row["instanceId"], row["id"]) for row in rows)
@@ -282,14 +282,14 @@ def pages_across_partitions_have_each_row_once(_client, container):
 
 @check
 def rows_across_partitions_come_in_ascending_order(_client, container):
-    rows = ask(container, "SELECT * FROM c WHERE c.kind = 'spread' ORDER BY c.rank", max_item_count=3)
-    equal([row["rank"] for row in rows], list(range(ROWS)))
+    rows = ask(container, "SELECT * FROM c WHERE c.kind = 'spread' ORDER BY c.position", max_item_count=3)
+    equal([row["position"] for row in rows], list(range(ROWS)))
 
 
 @check
 def rows_across_partitions_come_in_descending_order(_client, container):
-    rows = ask(container, "SELECT * FROM c WHERE c.kind = 'spread' ORDER BY c.rank DESC", max_item_count=3)
-    equal([row["rank"] for row in rows], list(reversed(range(ROWS))))
+    rows = ask(container, "SELECT * FROM c WHERE c.kind = 'spread' ORDER BY c.position DESC", max_item_count=3)
+    equal([row["position"] for row in rows], list(reversed(range(ROWS))))
 
 
 @check
@@ -349,8 +349,8 @@ def prepare(client):
     key = PartitionKey(path="/instanceId", version=2)
     container = database.create_container("items", key, indexing_policy=INDEXING, default_ttl=-1)
     for n in range(ROWS):
-        # Neighbours in rank are in different partitions: 7 and 20 have no common factor.
-        container.create_item(item(f"spread{n * 7 % 20}", f"row{n}", kind="spread", rank=n))
+        # Neighbours in position are in different partitions: 7 and 20 have no common factor.
+        container.create_item(item(f"spread{n * 7 % 20}", f"row{n}", kind="spread", position=n))
     return container
 
 

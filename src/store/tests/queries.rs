@@ -3,16 +3,21 @@
 use super::scene::{both_ways, in_time, note, refuse, Note, Scene, CLIENT};
 use crate::{
     model::Partition,
-    store::{queries::QueryText, Deadline, OperationKind, Patience, Statement, StoreError},
+    store::{queries, queries::QueryText, Deadline, OperationKind, Patience, Statement, StoreError},
 };
 use azure_core::http::StatusCode;
 use azure_data_cosmos::fault_injection::{
     CustomResponseBuilder, FaultInjectionConditionBuilder, FaultInjectionResult, FaultInjectionResultBuilder,
     FaultInjectionRule, FaultInjectionRuleBuilder, FaultOperationType,
 };
-use duroxide_cosmos_emulator::{RequestKind, WireAction, WireRule, WireRuleHandle};
-use serde_json::json;
-use std::{collections::BTreeSet, num::NonZeroU32, sync::Arc, time::Duration};
+use duroxide_cosmos_emulator::{sql, RequestKind, WireAction, WireRule, WireRuleHandle};
+use serde_json::{json, Value};
+use std::{
+    collections::BTreeSet,
+    num::NonZeroU32,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 both_ways!(
     a_query_in_a_partition_sees_that_partition_only,
@@ -208,4 +213,32 @@ async fn a_query_that_makes_progress_may_outlast_the_time_of_one_page(scene: Sce
         scene.store.query_partition::<Note>(&partition, by_four(NOTES), Deadline::after(time)).await.unwrap_err();
     assert!(matches!(error, StoreError::Unavailable { .. }), "{error:?}");
     assert!(delay.hits() - begun < 5);
+}
+
+/// The SDK plans queries by itself and rewrites those with an order: what it sends must be legal, too.
+#[tokio::test]
+async fn every_text_that_reaches_the_wire_is_in_the_published_grammar() {
+    let scene = Scene::in_process().await;
+    let sent = Arc::new(Mutex::new(BTreeSet::new()));
+    let seen = sent.clone();
+    scene.account.wire().observe(move |request, _| {
+        let text = request.json().and_then(|body| body["query"].as_str().map(str::to_owned));
+        seen.lock().unwrap().extend(text.filter(|_| request.kind == RequestKind::Query));
+    });
+    let partition = note("i", "a", "").instance_id;
+    for query in queries::ALL {
+        if query.is_across() {
+            scene.store.query_container::<Value>(query.sample(), in_time()).await.unwrap();
+        } else {
+            scene.store.query_partition::<Value>(&partition, query.sample(), in_time()).await.unwrap();
+        }
+    }
+    let sent = sent.lock().unwrap();
+    let rewritten = sent.iter().filter(|text| text.contains("orderByItems")).count();
+    let ordered = queries::ALL.iter().filter(|query| query.is_across() && query.text.contains("ORDER BY")).count();
+    println!("{} texts on the wire, {rewritten} of them rewritten by the SDK", sent.len());
+    assert_eq!((rewritten, sent.len()), (ordered, queries::ALL.len()));
+    for text in sent.iter() {
+        sql::parse(text).unwrap_or_else(|error| panic!("{error}: {text}"));
+    }
 }
