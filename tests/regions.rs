@@ -215,6 +215,36 @@ async fn a_doctor_finds_nothing_lost_in_what_its_region_has_not_heard_of() {
     assert!(diagnosis.findings.is_empty(), "{:?}", diagnosis.findings);
 }
 
+/// An instance whose only turn has ended it.
+async fn ended(provider: &CosmosDBProvider, instance: &str) {
+    provider.enqueue_for_orchestrator(start(instance), None).await.expect("a start");
+    let (_, token) = fetch(provider, LONG).await;
+    let mut only = Delta::start(instance, 0);
+    only.metadata.status = Some("Completed".to_owned());
+    only.ack(provider, &token).await.expect("the only turn");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_instance_that_runs_is_not_deleted_since_the_read_region_knows_a_former_one_that_has_ended() {
+    let site = Site::new(ConsistencyLevel::Session).await;
+    ended(&site.b, INSTANCE).await;
+    site.lag();
+    site.b.delete_instances_atomic(&[INSTANCE.to_owned()], false).await.expect("it has ended");
+    begun(&site.b, INSTANCE, 1).await;
+    let bulk = site.a.delete_instance_bulk(duroxide::providers::InstanceFilter::default()).await;
+    assert_eq!(bulk.map_or(0, |bulk| bulk.instances_deleted), 0);
+    assert_eq!(site.b.get_instance_info(INSTANCE).await.expect("it is there").status, "Running");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_instance_that_the_read_region_has_not_heard_of_is_found_by_who_deletes_it() {
+    let site = Site::new(ConsistencyLevel::Session).await;
+    site.lag();
+    ended(&site.b, INSTANCE).await;
+    let deleted = site.a.delete_instance(INSTANCE, false).await.expect("it is there");
+    assert_eq!(deleted.instances_deleted, 1);
+}
+
 #[tokio::test]
 async fn an_account_that_takes_writes_everywhere_is_refused() {
     let account = LocalAccount::builder().with_regions(&[HOME, AWAY]).with_write_mode(WriteMode::Multi).build();

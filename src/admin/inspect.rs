@@ -405,7 +405,8 @@ async fn oldest(
     filter: &InstanceFilter,
     fits: impl Fn(&InstanceRow) -> bool,
 ) -> Result<Vec<InstanceRow>, StoreError> {
-    let statement = queries::INSTANCES_TO_CLEAN.statement().in_pages_of(PAGE);
+    // Whoever is taken is deleted even if it runs: a lagging region may show one that has ended, of the same name.
+    let statement = queries::INSTANCES_TO_CLEAN.statement().in_pages_of(PAGE).authoritative();
     let mut pages = engine.store.container_pages(statement, Patience::PerPage(engine.config.operation_timeout()))?;
     let (mut rows, mut fitting): (Vec<InstanceRow>, usize) = (Vec::new(), 0);
     while let Some(page) = pages.next().await? {
