@@ -63,19 +63,21 @@ pub(super) struct Cached {
 pub(crate) struct TokenCache(Arc<Entries>);
 
 impl TokenCache {
-    /// Drops the tokens after the service refused one. `false` where that was done a moment ago already.
-    pub(crate) fn drop_refused(&self) -> bool {
+    /// Drops the tokens after the service refused one of a request that was begun at `begun`. Whether the next attempt has
+    /// another token: `false` where the one that was refused is that other token already.
+    pub(crate) fn drop_refused(&self, begun: Instant) -> bool {
         let mut entries = self.0.lock();
         let now = Instant::now();
-        let mut dropped = false;
+        let mut has_another = false;
         for entry in entries.values_mut() {
             let is_recent = entry.dropped_at.is_some_and(|at| now.duration_since(at) < DROP_INTERVAL);
             if !is_recent && entry.kept.take().is_some() {
                 entry.dropped_at = Some(now);
-                dropped = true;
             }
+            // Many may be on their way with the same token: only the first of them drops it.
+            has_another |= entry.dropped_at.is_some_and(|at| begun <= at);
         }
-        dropped
+        has_another
     }
 }
 
@@ -528,13 +530,16 @@ mod tests {
     async fn a_token_that_the_service_refuses_is_fetched_anew_once_a_minute_at_most() {
         let scene = Scene::new(HOUR);
         let (first, tokens) = (scene.token().await, scene.cached.tokens());
-        assert!(tokens.drop_refused());
+        let begun = Instant::now();
+        assert!(tokens.drop_refused(begun));
         let second = scene.token().await;
         assert_ne!(second, first);
-        assert!(!tokens.drop_refused());
+        tokio::time::advance(SECOND).await;
+        assert!(tokens.drop_refused(begun), "what was on its way with the first one");
+        assert!(!tokens.drop_refused(Instant::now()));
         assert_eq!(scene.token().await, second);
         tokio::time::advance(DROP_INTERVAL).await;
-        assert!(tokens.drop_refused());
+        assert!(tokens.drop_refused(Instant::now()));
         scene.token().await;
         assert_eq!(scene.fetches(), 3);
     }

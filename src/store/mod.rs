@@ -63,7 +63,7 @@ use manner::Manner;
 use regions::Regions;
 use serde::Serialize;
 use std::{sync::Arc, time::Duration};
-use tokio::time::error::Elapsed;
+use tokio::time::{error::Elapsed, Instant};
 use tracing::{debug, field, Instrument, Span};
 
 /// The first pause between two attempts; it doubles up to [`MAX_PAUSE`].
@@ -352,6 +352,7 @@ impl Store {
         let mut pause = MIN_PAUSE;
         loop {
             let options = call.options();
+            call.begun = Instant::now();
             let outcome = tokio::time::timeout_at(call.deadline.instant(), attempt(options)).await;
             if let Some(answer) = self.judge(call, outcome, &mut pause).await? {
                 return Ok(answer);
@@ -400,13 +401,14 @@ impl Store {
                 Ok(None)
             }
             // A token may be refused that was good a moment ago: the next attempt gets another one.
-            Verdict::Denied if is_unauthorized(&error) && self.drop_tokens() => Ok(None),
+            Verdict::Denied if is_unauthorized(&error) && self.drop_tokens(call.begun) => Ok(None),
             verdict => Err(self.explain(call, verdict, &error)),
         }
     }
 
-    fn drop_tokens(&self) -> bool {
-        self.inner.tokens.as_ref().is_some_and(TokenCache::drop_refused)
+    /// Whether an attempt that was begun then has another token the next time.
+    fn drop_tokens(&self, begun: Instant) -> bool {
+        self.inner.tokens.as_ref().is_some_and(|tokens| tokens.drop_refused(begun))
     }
 
     /// Waits before the next attempt: what the service asked for, or a doubling pause with some jitter.
@@ -467,7 +469,8 @@ impl Store {
         let (manner, applied) = (Manner::default(), Applied::No);
         // An attempt of a query is bounded by the HTTP timeout: one page may take several requests.
         let attempt_time = if kind.is_query() { Duration::MAX } else { self.inner.attempt_time };
-        Call { kind, partition, document, bytes: 0, deadline, attempt_time, manner, applied, span }
+        let begun = Instant::now();
+        Call { kind, partition, document, bytes: 0, deadline, attempt_time, begun, manner, applied, span }
     }
 }
 
@@ -481,6 +484,8 @@ struct Call {
     deadline: Deadline,
     /// How long one attempt may take.
     attempt_time: Duration,
+    /// When the present attempt was begun.
+    begun: Instant,
     manner: Manner,
     /// Whether one of the attempts so far may have been done.
     applied: Applied,

@@ -17,6 +17,7 @@ use futures::StreamExt;
 use serde::{de::DeserializeOwned, Deserialize, Deserializer};
 use serde_json::Value;
 use std::time::Duration;
+use tokio::time::Instant;
 use tracing::{warn, Instrument};
 
 /// How long a query of several pages may take.
@@ -182,6 +183,7 @@ impl<T: DeserializeOwned + Send + 'static> Pages<T> {
             if matches!((&self.open, &self.position), (None, Position::Unknown)) {
                 return Err(self.call.give_up("a page failed, and the SDK can't go on from the one before"));
             }
+            self.call.begun = Instant::now();
             let outcome = tokio::time::timeout_at(self.call.deadline.instant(), self.ask()).await;
             if !matches!(outcome, Ok(Ok(_))) {
                 self.open = None;

@@ -402,6 +402,21 @@ async fn a_valid_token_that_the_service_refuses_is_replaced_and_the_call_succeed
     assert_eq!(identity.0.load(SeqCst), 2);
 }
 
+#[tokio::test]
+async fn all_who_meet_a_refused_token_at_the_same_time_go_on_with_the_next_one() {
+    let identity = Arc::new(Rotating::default());
+    let token: Arc<dyn TokenCredential> = identity.clone();
+    let scene = Scene::over_http_with(Credential::from(token)).await;
+    scene.account.refuse_token("token");
+    scene.account.accept_token("token-2");
+    let notes: Vec<Note> = (0..8).map(|n| note("i", &n.to_string(), "")).collect();
+    // All are on their way with the old token when the first refusal comes.
+    let writing = notes.iter().map(|note| scene.store.create(&note.instance_id, &note.id, note, in_time()));
+    let outcomes = futures::future::join_all(writing).await;
+    outcomes.into_iter().for_each(|outcome| drop(done(outcome)));
+    assert_eq!(identity.0.load(SeqCst), 2);
+}
+
 async fn a_token_whose_time_the_service_does_not_like_is_tried_again(scene: Scene) {
     for substatus in [5005, 5006, 5201] {
         let rule = scene.next(2, RequestKind::Create, refuse_as(401, substatus));
