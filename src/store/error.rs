@@ -222,6 +222,11 @@ pub(crate) fn is_unauthorized(error: &CosmosError) -> bool {
     u16::from(error.status().status_code()) == 401
 }
 
+/// Whether the service takes the token for an expired one, whatever this machine's clock says.
+pub(crate) fn is_token_expired(error: &CosmosError) -> bool {
+    is_unauthorized(error) && error.status().sub_status().is_some_and(|s| s.value() == TOKEN_EXPIRED)
+}
+
 /// Whether the credential gave no token.
 pub(crate) fn is_token_missing(error: &CosmosError) -> bool {
     is_unauthorized(error) && !error.is_from_wire()

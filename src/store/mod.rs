@@ -56,7 +56,7 @@ use azure_data_cosmos::{
 };
 use batch::Results;
 pub(crate) use error::Applied;
-use error::{classify, describe, is_repeated, is_unauthorized, Verdict};
+use error::{classify, describe, is_repeated, is_token_expired, is_unauthorized, Verdict};
 use futures::future::BoxFuture;
 pub(crate) use manner::in_background;
 use manner::Manner;
@@ -391,6 +391,10 @@ impl Store {
             Verdict::Retry { after, applied } => {
                 if applied == Applied::Perhaps {
                     call.applied = Applied::Perhaps;
+                }
+                if is_token_expired(&error) {
+                    // By this machine's clock it would serve on.
+                    self.drop_tokens(call.begun);
                 }
                 let throttled = u16::from(error.status().status_code()) == 429;
                 self.inner.accounting.record_retry(call.kind, throttled);

@@ -15,7 +15,7 @@ use azure_core::{
     error::ErrorKind,
     time::OffsetDateTime,
 };
-use duroxide_cosmos_emulator::{Gate, RequestKind, WireAction};
+use duroxide_cosmos_emulator::{Gate, RequestKind, WireAction, WireRule};
 use std::{
     sync::{
         atomic::{AtomicU32, Ordering::SeqCst},
@@ -415,6 +415,23 @@ async fn all_who_meet_a_refused_token_at_the_same_time_go_on_with_the_next_one()
     let outcomes = futures::future::join_all(writing).await;
     outcomes.into_iter().for_each(|outcome| drop(done(outcome)));
     assert_eq!(identity.0.load(SeqCst), 2);
+}
+
+#[tokio::test]
+async fn a_token_that_has_expired_by_the_services_clock_is_fetched_anew() {
+    let identity = Arc::new(Rotating::default());
+    let token: Arc<dyn TokenCredential> = identity.clone();
+    let scene = Scene::over_http_with(Credential::from(token)).await;
+    scene.account.accept_token("token-2");
+    let old = |request: &duroxide_cosmos_emulator::WireRequest<'_>| {
+        request.header("authorization").is_some_and(|value| value.ends_with("token"))
+    };
+    let expired = WireRule::new(refuse_as(401, 5006)).on(RequestKind::Create).matching(old);
+    let rule = scene.account.wire().add(expired);
+    let note = note("i", "a", "");
+    let deadline = Deadline::after(Duration::from_secs(3));
+    done(scene.store.create(&note.instance_id, &note.id, &note, deadline).await);
+    assert_eq!((rule.hits(), identity.0.load(SeqCst)), (1, 2));
 }
 
 async fn a_token_whose_time_the_service_does_not_like_is_tried_again(scene: Scene) {
