@@ -118,3 +118,16 @@ async fn work_is_found_at_once_after_physical_partitions_were_merged() {
         assert!(fetched.is_some(), "a turn within ten seconds");
     }
 }
+
+#[tokio::test]
+async fn a_container_that_not_every_node_knows_yet_is_waited_for_by_each_step_of_opening() {
+    for kind in [RequestKind::Read, RequestKind::Create, RequestKind::Batch] {
+        for substatus in [1013, 1003] {
+            let account = LocalAccount::new();
+            let missing = WireAction::Refuse { status: 404, substatus: Some(substatus), retry_after: None };
+            let rule = account.wire().add(WireRule::new(missing).on(kind).client("a").times(3));
+            within("opening", open(&account, "a")).await.unwrap_or_else(|error| panic!("{kind:?}: {error}"));
+            assert_eq!(rule.hits(), 3, "{kind:?}");
+        }
+    }
+}

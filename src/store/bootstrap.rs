@@ -184,7 +184,8 @@ impl<'a> Opening<'a> {
 
     /// Refuses an account whose batches are not what every commit relies on.
     pub(super) async fn check_batches(&self, store: &Store) -> Result<(), StoreError> {
-        let Some(flaw) = probe::batches(store, self.deadline).await? else { return Ok(()) };
+        let probed = self.once_present(|| probe::batches(store, self.deadline)).await?;
+        let Some(flaw) = probed else { return Ok(()) };
         let problem = format!("{}, so two workers could commit the same turn", flaw.describe());
         let remedy = "Gateway 2.0 and the vNext emulator in Docker are known to do this: connect through the standard                       gateway (with_gateway_v2_disabled, for a client of your own), and use the local account of this                       project in place of that emulator";
         Err(self.unfit(problem, remedy.to_owned()))
