@@ -130,3 +130,15 @@ async fn who_may_not_use_the_account_is_told_why() {
         assert_eq!(checks.last().unwrap().subject, "deep check", "it is not begun");
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_that_nobody_has_opened_yet_is_checked_like_any_other() {
+    let site = Site::new().await;
+    let container = site.account.client_named("operator").await.database_client("duroxide");
+    let container = container.container_client("duroxide", None).await.unwrap();
+    container.delete_item("$d:format", "format", None).await.unwrap();
+    let checks = check_deep(&site.config).await;
+    assert!(line(&checks, "format").detail.contains("none yet"));
+    let odd: Vec<&Check> = checks.iter().filter(|check| check.verdict != Verdict::Fine).collect();
+    assert!(odd.is_empty(), "{odd:#?}");
+}

@@ -5,8 +5,9 @@
 //! left anything behind. On a sound account nothing is written.
 
 use super::{BatchOutcome, Deadline, Freshness, Operation, Store, StoreError};
-use crate::model::{DocumentId, FormatDocument};
+use crate::model::{DocumentId, FormatDocument, Partition};
 use azure_core::http::Etag;
+use serde::Serialize;
 use serde_json::{json, Value};
 
 /// What is wrong with an account's batches.
@@ -30,15 +31,23 @@ impl Flaw {
 /// No document has this ETag.
 const NO_ETAG: &str = "\"00000000-0000-0000-0000-000000000000\"";
 
-/// Sends a batch that must be rolled back. The container's format document must be there.
+/// Sends a batch that must be rolled back to the partition of the container's format document, which must be there.
 pub(super) async fn batches(store: &Store, deadline: Deadline) -> Result<Option<Flaw>, StoreError> {
     let format = FormatDocument::new();
-    let partition = &format.instance_id;
+    batches_with(store, (&format.instance_id, &format.id, &format), deadline).await
+}
+
+/// The same with another document that is there. On an account that ignores conditions it is replaced.
+pub(super) async fn batches_with(
+    store: &Store,
+    (partition, there, as_it_is): (&Partition, &DocumentId, &(impl Serialize + Sync)),
+    deadline: Deadline,
+) -> Result<Option<Flaw>, StoreError> {
     let id = DocumentId::new("probe", &[&store.inner.randomness.token()]);
     // Should the process die before it can delete the document of an unsound account, time to live does.
     let document = json!({ "id": id, "instanceId": partition, "type": "probe", "ttl": 60 });
     let operations =
-        [Operation::create(&document)?, Operation::replace(format.id.clone(), &format, Some(&Etag::from(NO_ETAG)))?];
+        [Operation::create(&document)?, Operation::replace(there.clone(), as_it_is, Some(&Etag::from(NO_ETAG)))?];
     let flaw = match store.batch(partition, &operations, deadline).await? {
         BatchOutcome::Committed(_) => Some(Flaw::IgnoresConditions),
         BatchOutcome::RolledBack(back) if (back.index, back.status) == (1, 412) => None,

@@ -20,9 +20,13 @@ impl Deep<'_> {
         self.note("largest batch", outcome, "large turns would be refused");
     }
 
-    /// The probe that opening makes: a failed condition rolls the batch back.
+    /// The probe that opening makes: a failed condition rolls the batch back. With a document of our own: nobody may have opened
+    /// the container yet.
     async fn probe(&self) -> Outcome {
-        match probe::batches(self.store, self.deadline()).await {
+        let document = self.document("there", 1, 300);
+        self.create("there", &document).await?;
+        let there = (&self.partition, &self.id("there"), &document);
+        match probe::batches_with(self.store, there, self.deadline()).await {
             Ok(None) => Ok("a batch with a failed condition leaves nothing behind".to_owned()),
             Ok(Some(flaw)) => Err(flaw.describe().to_owned()),
             Err(error) => Err(error.to_string()),
