@@ -142,3 +142,29 @@ async fn a_container_that_nobody_has_opened_yet_is_checked_like_any_other() {
     let odd: Vec<&Check> = checks.iter().filter(|check| check.verdict != Verdict::Fine).collect();
     assert!(odd.is_empty(), "{odd:#?}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_checks_of_one_container_at_the_same_time_see_nothing_of_each_other() {
+    let site = Site::new().await;
+    let (one, other) = tokio::join!(check_deep(&site.config), check_deep(&site.config));
+    let odd: Vec<&Check> = one.iter().chain(&other).filter(|check| check.verdict != Verdict::Fine).collect();
+    assert!(odd.is_empty(), "{odd:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_check_that_was_cut_has_left_does_not_change_the_next_ones_verdict() {
+    let site = Site::new().await;
+    let cut = tokio::spawn({
+        let config = site.config.clone();
+        async move { check_deep(&config).await }
+    });
+    let left = || site.account.documents("duroxide", "duroxide").into_iter().any(|d| d["id"] == "probe:page-6");
+    while !left() {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    cut.abort();
+    let _ = cut.await;
+    let checks = check_deep(&site.config).await;
+    let odd: Vec<&Check> = checks.iter().filter(|check| check.verdict != Verdict::Fine).collect();
+    assert!(odd.is_empty(), "{odd:#?}");
+}

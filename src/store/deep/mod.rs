@@ -22,6 +22,9 @@ const TIME: Duration = Duration::from_secs(30);
 /// When what a check that died left behind expires.
 const TIME_TO_LIVE: u32 = 3_600;
 
+/// Above any time of creation; twice as much is still a number that JSON holds exactly.
+const FIRST: u64 = 4_000_000_000_000;
+
 /// What was found about one assumption: fine, with what was seen, or what the service answered instead.
 type Outcome = Result<String, String>;
 
@@ -29,13 +32,19 @@ type Outcome = Result<String, String>;
 pub(super) struct Deep<'a> {
     store: &'a Store,
     partition: Partition,
+    /// The name of this run. Another one may be under way, or have left something behind.
+    run: String,
+    /// The documents of the paging check are told from all others by their numbers, which begin here.
+    first: u64,
     lines: Vec<(String, Line)>,
 }
 
 /// Tries out every assumption.
 pub(super) async fn run(store: &Store) -> Vec<(String, Line)> {
-    let partition = Partition::scratch(&store.inner.randomness.token());
-    let mut deep = Deep { store, partition, lines: Vec::new() };
+    let randomness = &store.inner.randomness;
+    let run = randomness.token();
+    let first = FIRST + (randomness.fraction() * FIRST as f64) as u64;
+    let mut deep = Deep { store, partition: Partition::scratch(&run), run, first, lines: Vec::new() };
     deep.points().await;
     deep.batches().await;
     deep.reads().await;

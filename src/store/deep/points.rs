@@ -78,7 +78,8 @@ impl Deep<'_> {
         document["id"] = Value::from(id.as_str());
         let created = self.store.create(&self.partition, &id, &document, self.deadline()).await;
         done(created, "a create with an id of 1,023 bytes")?;
-        let partition = Partition::scratch(&format!("{}ü", "k".repeat(2_048 - "$c:ü".len())));
+        let partition =
+            Partition::scratch(&format!("{}{}ü", self.run, "k".repeat(2_048 - "$c:ü".len() - self.run.len())));
         let key = json!({ "id": id, "instanceId": partition, "type": "probe", "ttl": 60 });
         let created = self.store.create(&partition, &id, &key, self.deadline()).await;
         done(created, "a create with a partition key of 2,048 bytes")?;

@@ -27,9 +27,6 @@ const RESERVED: QueryText = QueryText::within("reserved", "SELECT c.by FROM c");
 const QUOTES: QueryText =
     QueryText::within("quotes", "SELECT VALUE c.createdAt FROM c WHERE c.type = \"probe\" AND c.createdAt = @from");
 
-/// The documents of the paging check are told from all others by their numbers.
-const FIRST: u64 = 4_000_000_000_000;
-
 impl Deep<'_> {
     pub(super) async fn queries(&mut self) {
         self.texts().await;
@@ -45,9 +42,11 @@ impl Deep<'_> {
 
     /// Every query of the provider with parameters of the right kinds: in one logical partition, or in one physical one.
     async fn texts(&mut self) {
-        let sending = stream::iter(ALL).map(|query| async {
+        // By value: a check that borrowed them could not be spawned.
+        let this: &Self = self;
+        let sending = stream::iter(ALL.iter().copied()).map(|query| async move {
             let begun = Instant::now();
-            (query.name, self.send_query(*query).await, begun.elapsed())
+            (query.name, this.send_query(query).await, begun.elapsed())
         });
         let answers: Vec<(&str, Result<(), StoreError>, Duration)> = sending.buffered(CONCURRENCY).collect().await;
         let slowest = answers.iter().map(|(.., time)| *time).max().unwrap_or_default();
@@ -79,10 +78,10 @@ impl Deep<'_> {
     /// Rows come in order, each once, whatever pages the service makes of them.
     async fn pages(&self) -> Outcome {
         for number in 0..ROWS {
-            let document = self.document(&format!("page-{number}"), FIRST + number, 300);
+            let document = self.document(&format!("page-{number}"), self.first + number, 300);
             self.create(&format!("page-{number}"), &document).await?;
         }
-        let statement = PAGED.statement().bind("@from", FIRST).bind("@to", FIRST + ROWS).authoritative();
+        let statement = PAGED.statement().bind("@from", self.first).bind("@to", self.first + ROWS).authoritative();
         let mut pages =
             self.store.container_pages::<Value>(statement, self.deadline()).map_err(|error| error.to_string())?;
         let (mut found, mut count, mut empty) = (Vec::new(), 0, 0);
@@ -91,7 +90,7 @@ impl Deep<'_> {
             empty += usize::from(page.is_empty());
             found.extend(page.iter().filter_map(|row| row["createdAt"].as_u64()));
         }
-        let wanted: Vec<u64> = (FIRST..FIRST + ROWS).rev().collect();
+        let wanted: Vec<u64> = (self.first..self.first + ROWS).rev().collect();
         match found == wanted {
             true => Ok(format!("{ROWS} rows in descending order, in {count} pages, {empty} of them empty")),
             false => Err(format!("{found:?} came instead of {wanted:?}")),
@@ -107,7 +106,7 @@ impl Deep<'_> {
         let Some(range) = ranges.iter().find(holds) else {
             return Err(format!("none of the {} physical partitions holds slot {}", ranges.len(), slot.number()));
         };
-        let statement = PAGED.statement().bind("@from", FIRST).bind("@to", FIRST + ROWS).authoritative();
+        let statement = PAGED.statement().bind("@from", self.first).bind("@to", self.first + ROWS).authoritative();
         let pages = self.store.range_pages::<Value>(range, statement, self.deadline());
         let mut pages = pages.map_err(|error| error.to_string())?;
         let (rows, _) = pages.at_least(1).await.map_err(|error| error.to_string())?;
@@ -118,10 +117,10 @@ impl Deep<'_> {
     }
 
     async fn quotes(&self) -> Outcome {
-        let statement = QUOTES.statement().bind("@from", FIRST).authoritative();
+        let statement = QUOTES.statement().bind("@from", self.first).authoritative();
         let rows: Result<Vec<u64>, _> = self.store.query_partition(&self.partition, statement, self.deadline()).await;
         match rows {
-            Ok(rows) if rows == [FIRST] => Ok("a string may stand in double quotes".to_owned()),
+            Ok(rows) if rows == [self.first] => Ok("a string may stand in double quotes".to_owned()),
             Ok(rows) => Err(format!("a string in double quotes matched {} rows instead of 1", rows.len())),
             Err(error) => Err(error.to_string()),
         }
