@@ -6,7 +6,15 @@
 //! region of each answer. So a query that another region answered is asked again without that region.
 
 use azure_data_cosmos::{diagnostics::DiagnosticsContext, options::Region};
-use std::sync::{Mutex, PoisonError};
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+use tokio::time::Instant;
+
+/// For so long after a write the write region is taken to be where that one went. A failover that this process has not met by a
+/// write of its own would make it take the answers of the former write region for decisions.
+const KNOWN_FOR: Duration = Duration::from_secs(10);
 
 /// The regions that this process has met.
 #[derive(Default)]
@@ -16,6 +24,8 @@ pub(super) struct Regions(Mutex<Met>);
 struct Met {
     /// The region that took the last write or batch.
     write: Option<Region>,
+    /// When that was.
+    wrote_at: Option<Instant>,
     /// Regions that answered a query that had to go to the write region.
     others: Vec<Region>,
 }
@@ -37,6 +47,7 @@ impl Regions {
         // The requests before the last one were turned away.
         if let Some(region) = diagnostics.requests().last().and_then(|request| request.region()) {
             self.with(|met| {
+                met.wrote_at = Some(Instant::now());
                 if met.write.as_ref() != Some(region) {
                     met.write = Some(region.clone());
                 }
@@ -49,8 +60,9 @@ impl Regions {
         self.with(|met| met.write.as_ref().map(|region| region.display_name().to_string()))
     }
 
+    /// Whether it is known where writes go now.
     pub(super) fn is_write_region_known(&self) -> bool {
-        self.with(|met| met.write.is_some())
+        self.with(|met| met.wrote_at.is_some_and(|at| at.elapsed() < KNOWN_FOR))
     }
 
     /// The regions that an authoritative query must not go to.
@@ -91,7 +103,7 @@ mod tests {
     #[test]
     fn a_region_that_answers_in_place_of_the_write_region_is_excluded_once_and_reported_then() {
         let (east, west) = (Region::from("eastus"), Region::from("westus"));
-        let mut met = Met { write: Some(east.clone()), others: Vec::new() };
+        let mut met = Met { write: Some(east.clone()), ..Met::default() };
         assert_eq!(met.judge(&[&east]), Origin::Write);
         assert_eq!(met.judge(&[]), Origin::Write);
         assert_eq!(met.judge(&[&east, &west]), Origin::Other);

@@ -193,3 +193,23 @@ async fn a_query_that_decides_follows_the_write_region() {
     done(store.replace(&note.instance_id, &note.id, &second, None, in_time()).await);
     assert_eq!(decide().await.unwrap(), [second]);
 }
+
+#[tokio::test]
+async fn a_query_that_decides_follows_the_write_region_also_where_this_process_has_not_written_since() {
+    let account = two_regions().build();
+    let store = bootstrap::open(&account.client_named(CLIENT).await, &config(&account), None).await.unwrap();
+    let first = note("i", "a", "first");
+    done(store.create(&first.instance_id, &first.id, &first, in_time()).await);
+    let decide = || store.query_partition::<Note>(&first.instance_id, NOTES.statement().authoritative(), in_time());
+    assert_eq!(decide().await.unwrap(), std::slice::from_ref(&first));
+    // It fails over a while later, and the former write region hears of nothing any more.
+    tokio::time::pause();
+    tokio::time::advance(std::time::Duration::from_secs(60)).await;
+    tokio::time::resume();
+    account.store().set_write_region(AWAY).unwrap();
+    account.store().pause_replication(HOME);
+    let writer = bootstrap::open(&client_away(&account, "writer").await, &config(&account), None).await.unwrap();
+    let second = first.with_text("second");
+    done(writer.replace(&first.instance_id, &first.id, &second, None, in_time()).await);
+    assert_eq!(decide().await.unwrap(), [second]);
+}
