@@ -213,3 +213,45 @@ async fn a_query_that_decides_follows_the_write_region_also_where_this_process_h
     done(writer.replace(&first.instance_id, &first.id, &second, None, in_time()).await);
     assert_eq!(decide().await.unwrap(), [second]);
 }
+
+#[tokio::test]
+async fn a_query_that_decides_has_each_row_once_where_the_write_region_moves_between_its_pages() {
+    let (account, store) = lagging(two_regions()).await;
+    account.store().resume_replication(AWAY);
+    let notes: Vec<Note> = (0..9).map(|n| note("i", &n.to_string(), n.to_string())).collect();
+    for note in &notes {
+        done(store.create(&note.instance_id, &note.id, note, in_time()).await);
+    }
+    for across in [false, true] {
+        account.store().set_write_region(HOME).unwrap();
+        done(store.replace(&notes[0].instance_id, &notes[0].id, &notes[0], None, in_time()).await);
+        let statement = NOTES.statement().authoritative().in_pages_of(std::num::NonZeroU32::new(2).unwrap());
+        let mut pages = match across {
+            true => store.container_pages::<Note>(statement, in_time()).unwrap(),
+            false => store.partition_pages::<Note>(&notes[0].instance_id, statement, in_time()).unwrap(),
+        };
+        let mut found = pages.next().await.unwrap().unwrap();
+        account.store().set_write_region(AWAY).unwrap();
+        done(store.replace(&notes[0].instance_id, &notes[0].id, &notes[0], None, in_time()).await);
+        while let Some(page) = pages.next().await.unwrap() {
+            found.extend(page);
+        }
+        let mut texts: Vec<String> = found.into_iter().map(|note| note.text).collect();
+        texts.sort();
+        assert_eq!(texts, (0..9).map(|n| n.to_string()).collect::<Vec<_>>(), "across: {across}");
+    }
+}
+
+#[tokio::test]
+async fn a_query_that_decides_goes_to_the_write_region_where_only_another_one_is_preferred() {
+    let account = two_regions().build();
+    let runtime = account.runtime_builder(CLIENT).build().await.unwrap();
+    let only = RoutingStrategy::PreferredRegions(vec![Region::new(AWAY)]);
+    let client = CosmosClientBuilder::new().with_runtime(runtime).build(account.reference(), only).await.unwrap();
+    let store = bootstrap::open(&client, &config(&account), None).await.unwrap();
+    account.store().pause_replication(AWAY);
+    let note = note("i", "a", "first");
+    done(store.create(&note.instance_id, &note.id, &note, in_time()).await);
+    let decide = || store.query_partition::<Note>(&note.instance_id, NOTES.statement().authoritative(), in_time());
+    assert_eq!(decide().await.unwrap(), std::slice::from_ref(&note));
+}

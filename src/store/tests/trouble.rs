@@ -434,6 +434,22 @@ async fn a_token_that_has_expired_by_the_services_clock_is_fetched_anew() {
     assert_eq!((rule.hits(), identity.0.load(SeqCst)), (1, 2));
 }
 
+#[tokio::test]
+async fn a_write_that_the_sdks_own_limit_cut_off_is_left_open_whatever_comes_after() {
+    let scene = Scene::in_process().await;
+    let (note, gate) = (note("i", "a", ""), Gate::new());
+    let held = scene.next(1, RequestKind::Create, WireAction::HoldAfter(gate.clone()));
+    let much_later =
+        WireAction::Refuse { status: 429, substatus: Some(3200), retry_after: Some(Duration::from_secs(3_600)) };
+    scene.on(RequestKind::Create, much_later);
+    let deadline = Deadline::after(Duration::from_secs(2));
+    let error = scene.store.create(&note.instance_id, &note.id, &note, deadline).await.unwrap_err();
+    assert_eq!(held.hits(), 1);
+    assert!(matches!(&error, StoreError::OutcomeUnknown { .. }), "{error:?}");
+    assert!(scene.stored(&note).await.is_some());
+    gate.open();
+}
+
 async fn a_token_whose_time_the_service_does_not_like_is_tried_again(scene: Scene) {
     for substatus in [5005, 5006, 5201] {
         let rule = scene.next(2, RequestKind::Create, refuse_as(401, substatus));
