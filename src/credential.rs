@@ -324,12 +324,34 @@ pub(crate) fn account_reference(
     cloud.validate()?;
     #[cfg(feature = "key_auth")]
     let by_key = |key: &Secret| AccountReference::with_authentication_key(endpoint.clone().into(), key.clone());
-    let options = || ClientOptions { cloud: cloud.configuration(&endpoint), ..ClientOptions::default() };
-    let built = match credential {
-        #[cfg(feature = "key_auth")]
+    #[cfg(feature = "key_auth")]
+    match credential {
         Credential::AccountKey(key) => return Ok((by_key(key), None)),
-        #[cfg(feature = "key_auth")]
         Credential::ConnectionString(parsed) => return Ok((by_key(parsed.key()), None)),
+        _ => {}
+    }
+    let token = entra(credential, &endpoint, cloud)
+        .map_err(|error| ConfigError::Credential { kind: credential.kind().into_owned(), reason: error.to_string() })?;
+    let token = rescoped(token, &endpoint, token_scope);
+    let again = {
+        let (credential, endpoint, cloud) = (credential.clone(), endpoint.clone(), cloud.clone());
+        let token_scope = token_scope.map(ToOwned::to_owned);
+        move || Some(rescoped(entra(&credential, &endpoint, &cloud).ok()?, &endpoint, token_scope.as_deref()))
+    };
+    let cached = Cached::new(token, clock.clone(), randomness.clone()).made_again_by(again);
+    let tokens = cached.tokens();
+    Ok((AccountReference::with_credential(endpoint.into(), Arc::new(cached)), Some(tokens)))
+}
+
+/// The credential of `azure_identity`, or the caller's own.
+fn entra(credential: &Credential, endpoint: &Url, cloud: &Cloud) -> azure_core::Result<Arc<dyn TokenCredential>> {
+    let options = || ClientOptions { cloud: cloud.configuration(endpoint), ..ClientOptions::default() };
+    match credential {
+        #[cfg(feature = "key_auth")]
+        Credential::AccountKey(_) | Credential::ConnectionString(_) => Err(azure_core::Error::with_message(
+            azure_core::error::ErrorKind::Credential,
+            "a key is not a token credential",
+        )),
         Credential::ManagedIdentity(identity) => identity.build(options()),
         Credential::WorkloadIdentity(identity) => identity.build(options()),
         Credential::ClientSecret { tenant_id, client_id, secret } => {
@@ -337,13 +359,7 @@ pub(crate) fn account_reference(
         }
         Credential::DeveloperTools => developer_tools(),
         Credential::Token(token) => Ok(token.clone()),
-    };
-    let token = built
-        .map_err(|error| ConfigError::Credential { kind: credential.kind().into_owned(), reason: error.to_string() })?;
-    let token = rescoped(token, &endpoint, token_scope);
-    let cached = Cached::new(token, clock.clone(), randomness.clone());
-    let tokens = cached.tokens();
-    Ok((AccountReference::with_credential(endpoint.into(), Arc::new(cached)), Some(tokens)))
+    }
 }
 
 fn client_secret(

@@ -50,7 +50,7 @@ async fn an_account_whose_batches_do_not_roll_back_is_refused_whoever_built_the_
 }
 
 #[tokio::test]
-async fn a_sound_account_is_probed_with_two_requests_that_change_nothing() {
+async fn a_sound_account_is_probed_by_one_batch_that_changes_nothing() {
     let account = LocalAccount::new();
     open(&account, "first").await.unwrap();
     let before = account.documents(NAME, NAME);

@@ -76,6 +76,8 @@ impl Setting {
         LocalAccount::builder()
             .with_partitions(self.partitions)
             .with_latency(Duration::from_millis(self.latency_ms))
+            // duroxide-cdb filters by `tag`, which it does not index: here that is served by a scan.
+            .with_unindexed_filters(true)
             .build()
     }
 }

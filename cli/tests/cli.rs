@@ -221,7 +221,7 @@ async fn the_account_the_queues_and_the_fleet_are_told() {
     site.play("greeting-1", "Greeting", "Ada").await;
     let ran = site.run(&["check"]).await;
     assert_eq!(ran.code, 0, "{ran:?}");
-    assert_eq!(ran.out.lines().filter(|line| line.starts_with("ok ")).count(), 11, "{}", ran.out);
+    assert_eq!(ran.out.lines().filter(|line| line.starts_with("ok ")).count(), 10, "{}", ran.out);
     assert!(!ran.out.contains(site.account.key()), "no key is shown");
     let ran = site.run(&["check", "--container", "elsewhere"]).await;
     assert_eq!(ran.code, 0, "a worker with a key would make it");

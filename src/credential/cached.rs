@@ -15,7 +15,10 @@ use std::{
     collections::HashMap,
     error::Error as StdError,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        atomic::{AtomicBool, Ordering},
+        Arc, Mutex, MutexGuard, PoisonError,
+    },
     time::Duration,
 };
 
@@ -47,12 +50,16 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// How often a token that the service refuses is replaced. If the next one is refused as well, the token is not at fault.
 const DROP_INTERVAL: Duration = Duration::from_secs(60);
 
+type Make = Box<dyn Fn() -> Option<Arc<dyn TokenCredential>> + Send + Sync>;
 type Fetch = Shared<BoxFuture<'static, Result<AccessToken, SharedError>>>;
 type Answer = oneshot::Sender<Result<AccessToken, SharedError>>;
 
 /// A credential that keeps what another one gives.
 pub(super) struct Cached {
-    inner: Arc<dyn TokenCredential>,
+    inner: Mutex<Arc<dyn TokenCredential>>,
+    /// Makes the inner credential anew. Those of `azure_identity` keep tokens themselves, by this machine's clock, and would
+    /// give the one again that the service has refused.
+    make: Option<Make>,
     clock: Clock,
     randomness: Randomness,
     entries: Arc<Entries>,
@@ -73,6 +80,7 @@ impl TokenCache {
             let is_recent = entry.dropped_at.is_some_and(|at| now.duration_since(at) < DROP_INTERVAL);
             if !is_recent && entry.kept.take().is_some() {
                 entry.dropped_at = Some(now);
+                self.0.dropped.store(true, Ordering::SeqCst);
             }
             // Many may be on their way with the same token: only the first of them drops it.
             has_another |= entry.dropped_at.is_some_and(|at| begun <= at);
@@ -90,7 +98,11 @@ impl fmt::Debug for TokenCache {
 
 /// By scopes. What else a request for a token carries is about how it is sent.
 #[derive(Default)]
-struct Entries(Mutex<HashMap<Vec<String>, Entry>>);
+struct Entries {
+    by_scopes: Mutex<HashMap<Vec<String>, Entry>>,
+    /// A token was dropped since the inner credential was made.
+    dropped: AtomicBool,
+}
 
 #[derive(Default)]
 struct Entry {
@@ -133,7 +145,26 @@ enum Plan {
 
 impl Cached {
     pub(super) fn new(inner: Arc<dyn TokenCredential>, clock: Clock, randomness: Randomness) -> Self {
-        Self { inner, clock, randomness, entries: Arc::default() }
+        Self { inner: Mutex::new(inner), make: None, clock, randomness, entries: Arc::default() }
+    }
+
+    /// With a way to make the inner credential anew once a token of it was refused.
+    pub(super) fn made_again_by(
+        self,
+        make: impl Fn() -> Option<Arc<dyn TokenCredential>> + Send + Sync + 'static,
+    ) -> Self {
+        Self { make: Some(Box::new(make)), ..self }
+    }
+
+    /// The credential that is asked: a new one after a token was dropped.
+    fn inner(&self) -> Arc<dyn TokenCredential> {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.entries.dropped.swap(false, Ordering::SeqCst) {
+            if let Some(anew) = self.make.as_ref().and_then(|make| make()) {
+                *inner = anew;
+            }
+        }
+        inner.clone()
     }
 
     pub(super) fn tokens(&self) -> TokenCache {
@@ -160,7 +191,7 @@ impl Cached {
 
     /// Fetches a token in a task that goes on whether anybody waits or not.
     fn begin(&self, scopes: Vec<String>, answer: Answer) {
-        let (inner, clock, jitter) = (self.inner.clone(), self.clock.clone(), self.randomness.fraction());
+        let (inner, clock, jitter) = (self.inner(), self.clock.clone(), self.randomness.fraction());
         let under_way = UnderWay { entries: self.entries.clone(), scopes };
         tokio::spawn(async move {
             let scopes: Vec<&str> = under_way.scopes.iter().map(String::as_str).collect();
@@ -178,7 +209,7 @@ impl Cached {
 
 impl Entries {
     fn lock(&self) -> MutexGuard<'_, HashMap<Vec<String>, Entry>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.by_scopes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn with<R>(&self, scopes: &[String], look: impl FnOnce(&mut Entry) -> R) -> R {
@@ -542,6 +573,37 @@ mod tests {
         assert!(tokens.drop_refused(Instant::now()));
         scene.token().await;
         assert_eq!(scene.fetches(), 3);
+    }
+
+    /// A credential that gives one and the same token for as long as it lives, as those of `azure_identity` do.
+    #[derive(Debug)]
+    struct Keeping(String);
+
+    #[async_trait]
+    impl TokenCredential for Keeping {
+        async fn get_token(
+            &self,
+            _scopes: &[&str],
+            _options: Option<TokenRequestOptions<'_>>,
+        ) -> azure_core::Result<AccessToken> {
+            Ok(AccessToken::new(self.0.clone(), OffsetDateTime::UNIX_EPOCH + HOUR * 1_000_000))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_credential_that_keeps_tokens_itself_is_made_anew_after_one_was_refused() {
+        let made = AtomicU64::new(1);
+        let again = move || {
+            let number = made.fetch_add(1, SeqCst) + 1;
+            Some(Arc::new(Keeping(format!("token {number}"))) as Arc<dyn TokenCredential>)
+        };
+        let first = Arc::new(Keeping("token 1".to_owned()));
+        let cached = Cached::new(first, Clock::system(), Randomness::seeded(1)).made_again_by(again);
+        let token = || async { cached.get_token(&[SCOPE], None).await.unwrap().token.secret().to_owned() };
+        assert_eq!(token().await, "token 1");
+        assert!(cached.tokens().drop_refused(Instant::now()));
+        assert_eq!(token().await, "token 2");
+        assert_eq!(token().await, "token 2");
     }
 
     #[tokio::test]

@@ -32,6 +32,8 @@ pub enum Verdict {
     Wrong,
     /// The service behaves otherwise than the provider assumes.
     Differs,
+    /// It can't be seen from here.
+    Unknown,
 }
 
 pub(super) async fn run(config: &CosmosDBProviderConfig, depth: Depth) -> Vec<Check> {
@@ -53,6 +55,7 @@ pub(super) async fn run(config: &CosmosDBProviderConfig, depth: Depth) -> Vec<Ch
             Line::Poor(detail) => (Verdict::Poor, detail),
             Line::Wrong(detail) => (Verdict::Wrong, detail),
             Line::Differs(detail) => (Verdict::Differs, detail),
+            Line::Unknown(detail) => (Verdict::Unknown, detail),
         };
         Check { subject, verdict, detail }
     }));

@@ -195,8 +195,8 @@ impl<'a> Opening<'a> {
     pub(super) async fn throughput(&self, container: &ContainerClient) -> Line {
         let found = match tokio::time::timeout(THROUGHPUT_TIME, container.read_throughput(None)).await {
             Ok(Ok(found)) => found,
-            Ok(Err(error)) => return Line::Fine(format!("it can't be read: {}", describe(&error))),
-            Err(_) => return Line::Fine(format!("it can't be read within {THROUGHPUT_TIME:?}")),
+            Ok(Err(error)) => return Line::Unknown(format!("it can't be read: {}", describe(&error))),
+            Err(_) => return Line::Unknown(format!("it can't be read within {THROUGHPUT_TIME:?}")),
         };
         let Some(found) = found else {
             return Line::Fine(
