@@ -80,8 +80,11 @@ async fn each_misbehaviour_has_its_line() {
         ("no-time-to-live", &[("expiry", "was there after")]),
     ];
     let site = Site::new().await;
+    let before = site.account.documents("duroxide", "duroxide").len();
     for (misbehaviour, lines) in cases {
         let checks = site.checked(misbehaviour).await;
+        let left = site.account.documents("duroxide", "duroxide").len() - before;
+        assert_eq!(left, 0, "{misbehaviour}: something is left behind");
         for (subject, answer) in lines {
             let line = line(&checks, subject);
             assert_eq!(line.verdict, Verdict::Differs, "{misbehaviour}: {line:?}");

@@ -19,7 +19,7 @@ use std::{collections::BTreeMap, time::Duration};
 /// How much is checked.
 #[derive(Args)]
 pub struct Check {
-    /// Tries out every assumption about the service, with documents that are removed again: some seconds, about 4,000 RU.
+    /// Tries out every assumption about the service, with documents that are removed again: some seconds, about 2,600 RU.
     /// Changes
     #[arg(long)]
     deep: bool,

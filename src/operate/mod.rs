@@ -98,7 +98,7 @@ pub async fn check(config: &CosmosDBProviderConfig) -> Vec<Check> {
 
 /// Tries out every assumption that the provider makes about the service: all that [`check`] looks at, then every query, every
 /// kind of write and batch, reads of each consistency, expiry, hash ranges and prices. One line for each. It takes some
-/// seconds and about 4,000 RU. **Changes** the container: it writes to a partition of its own, and removes that again.
+/// seconds and about 2,600 RU. **Changes** the container: it writes to a partition of its own, and removes that again.
 pub async fn check_deep(config: &CosmosDBProviderConfig) -> Vec<Check> {
     check::run(config, Depth::Deep).await
 }

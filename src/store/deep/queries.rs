@@ -40,7 +40,8 @@ impl Deep<'_> {
         self.note("what is refused", outcome, "none for the provider, which sends neither: the local account differs");
     }
 
-    /// Every query of the provider with parameters of the right kinds: in one logical partition, or in one physical one.
+    /// Every query of the provider with parameters of the right kinds: a page of one logical partition, or of one physical
+    /// one.
     async fn texts(&mut self) {
         // By value: a check that borrowed them could not be spawned.
         let this: &Self = self;
@@ -66,7 +67,8 @@ impl Deep<'_> {
     async fn send_query(&self, query: QueryText) -> Result<(), StoreError> {
         let statement = query.sample().in_pages_of(PAGE);
         if !query.is_across() {
-            return self.store.query_partition::<Value>(&self.partition, statement, self.deadline()).await.map(drop);
+            let mut pages = self.store.partition_pages::<Value>(&self.partition, statement, self.deadline())?;
+            return pages.next().await.map(drop);
         }
         let ranges = self.store.physical_partitions(self.deadline()).await?;
         let Some(range) = ranges.first() else {
