@@ -185,6 +185,9 @@ const TOKEN_NOT_YET_VALID: u16 = 5_005;
 const TOKEN_EXPIRED: u16 = 5_006;
 const GROUPS_NOT_FOUND: u16 = 5_201;
 
+/// Substatus of a read that no region could serve at the session's token.
+const SESSION_UNAVAILABLE: u16 = 20_310;
+
 /// Substatus of a query whose partitions were split and whose new ones the SDK could not list, which it makes up as a 500.
 const SPLIT_NOT_FOLLOWED: u16 = 20_206;
 
@@ -215,6 +218,13 @@ pub(crate) fn classify(error: &CosmosError) -> Verdict {
         // none of it says that the request is wrong.
         _ => Verdict::Retry { after: retry_after(error), applied: failed },
     }
+}
+
+/// Whether no region had what the session token asks for, as the SDK says once it has asked them.
+pub(crate) fn is_session_unavailable(error: &CosmosError) -> bool {
+    let status = error.status();
+    let substatus = status.sub_status().map_or(0, |s| s.value());
+    matches!((u16::from(status.status_code()), substatus), (503, SESSION_UNAVAILABLE) | (404, 1_002))
 }
 
 /// Whether the service did not accept the key or the token.

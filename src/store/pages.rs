@@ -5,7 +5,9 @@
 //! goes on in a new iterator, since one that has failed gives nothing more.
 
 use super::{
-    error::StoreError, regions::Origin, Answer, Call, Deadline, OperationKind, Response, Statement, Store, MIN_PAUSE,
+    error::{is_session_unavailable, StoreError},
+    regions::Origin,
+    Answer, Call, Deadline, OperationKind, Response, Statement, Store, MIN_PAUSE,
 };
 use crate::model::Partition;
 use azure_data_cosmos::{
@@ -188,6 +190,9 @@ impl<T: DeserializeOwned + Send + 'static> Pages<T> {
             if !matches!(outcome, Ok(Ok(_))) {
                 self.open = None;
             }
+            if let Ok(Err(error)) = &outcome {
+                self.leave_session(error);
+            }
             let store = self.store.clone();
             let judged = store.judge(&mut self.call, outcome, &mut pause).await;
             let answer = match judged {
@@ -266,6 +271,14 @@ impl<T: DeserializeOwned + Send + 'static> Pages<T> {
         match &self.position {
             Position::After(token) => options.with_continuation_token(token.clone()),
             _ => options,
+        }
+    }
+
+    /// A session token may ask for more than any region has: after a forced failover that lost writes, or because the service
+    /// renumbered a partition that was split. It would be refused for ever. A quorum read sends no token.
+    fn leave_session(&mut self, error: &CosmosError) {
+        if is_session_unavailable(error) && !self.call.manner.is_authoritative() {
+            self.call.manner = self.call.manner.latest_committed();
         }
     }
 

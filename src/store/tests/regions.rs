@@ -255,3 +255,17 @@ async fn a_query_that_decides_goes_to_the_write_region_where_only_another_one_is
     let decide = || store.query_partition::<Note>(&note.instance_id, NOTES.statement().authoritative(), in_time());
     assert_eq!(decide().await.unwrap(), std::slice::from_ref(&note));
 }
+
+#[tokio::test]
+async fn a_query_whose_session_no_region_can_serve_is_answered_without_it() {
+    let account = two_regions().build();
+    let store = bootstrap::open(&account.client_named(CLIENT).await, &config(&account), None).await.unwrap();
+    let note = note("i", "a", "first");
+    done(store.create(&note.instance_id, &note.id, &note, in_time()).await);
+    let unavailable = WireAction::Refuse { status: 404, substatus: Some(1002), retry_after: None };
+    let by_token = WireRule::new(unavailable).client(CLIENT).on(RequestKind::Query);
+    let refused = account.wire().add(by_token.matching(|request| request.header("x-ms-session-token").is_some()));
+    let found: Vec<Note> = store.query_container(NOTES.statement(), in_time()).await.unwrap();
+    assert_eq!(found, [note]);
+    assert!(refused.hits() > 0);
+}
