@@ -32,6 +32,12 @@ const TIME: Duration = Duration::from_secs(60);
 const THROUGHPUT_TIME: Duration = Duration::from_secs(5);
 /// What a container gets that is created without throughput on a provisioned account.
 const LITTLE_THROUGHPUT: u64 = 400;
+/// What a small orchestration costs, by the published prices.
+const SMALL_ORCHESTRATION: u64 = 65;
+/// Beside the command that creates a container, since serverless accounts refuse the option.
+pub(super) const THROUGHPUT_ADVICE: &str =
+    "unless the account is serverless, add --max-throughput 4000: the default is \
+     400 RU/s, about six small orchestrations a second";
 
 /// Opens the container, making it first where `config` allows that.
 pub(crate) async fn open(
@@ -116,20 +122,12 @@ impl<'a> Opening<'a> {
             return Err(self.place.missing());
         }
         // Another process may have made it, and a container that was just made may take a moment to be seen.
-        let mut pause = MIN_PAUSE;
-        loop {
-            if let Some(found) = self.find(client).await? {
-                if let Line::Poor(remark) = self.throughput(&found).await {
-                    warn!(database, container, "the new container has {remark}");
-                }
-                return Ok(found);
-            }
-            if self.deadline.passed() {
-                return Err(self.place.missing());
-            }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(MAX_PAUSE);
+        let seen = || async { self.find(client).await?.ok_or_else(|| self.place.missing()) };
+        let found = self.once_present(seen).await?;
+        if let Line::Poor(remark) = self.throughput(&found).await {
+            warn!(database, container, "the new container has {remark}");
         }
+        Ok(found)
     }
 
     async fn check(&self, container: &ContainerClient) -> Result<(), StoreError> {
@@ -187,7 +185,9 @@ impl<'a> Opening<'a> {
         let probed = self.once_present(|| probe::batches(store, self.deadline)).await?;
         let Some(flaw) = probed else { return Ok(()) };
         let problem = format!("{}, so two workers could commit the same turn", flaw.describe());
-        let remedy = "Gateway 2.0 and the vNext emulator in Docker are known to do this: connect through the standard                       gateway (with_gateway_v2_disabled, for a client of your own), and use the local account of this                       project in place of that emulator";
+        let remedy = "Gateway 2.0 and the vNext emulator in Docker are known to do this: connect through the standard \
+                      gateway (with_gateway_v2_disabled, for a client of your own), and use the local account of this \
+                      project in place of that emulator";
         Err(self.unfit(problem, remedy.to_owned()))
     }
 
@@ -215,7 +215,7 @@ impl<'a> Opening<'a> {
         format!(
             "{ru} RU/s, which is enough for about {} small orchestrations a second. Raise it with: az cosmosdb sql container \
              throughput update --account-name {} --resource-group <group> --database-name {} --name {} --throughput <RU/s>",
-            ru / 68,
+            ru / SMALL_ORCHESTRATION,
             self.place.account_name(),
             self.place.database,
             self.place.container
@@ -250,7 +250,7 @@ impl<'a> Opening<'a> {
             return Ok(());
         };
         let remedy = format!(
-            "A partition key can't be changed: name another container, or delete this one and run `{}`",
+            "A partition key can't be changed: name another container, or delete this one and run `{}` ({THROUGHPUT_ADVICE})",
             create_command(&self.place)
         );
         Err(self.unfit(problem, remedy))
@@ -340,7 +340,8 @@ impl<'a> Opening<'a> {
                 credential: self.place.credential.clone(),
                 detail: describe(error),
                 advice: format!(
-                    "Entra ID can create neither databases nor containers: run `{}` and set create_if_missing to false",
+                    "Entra ID can create neither databases nor containers: run `{}` ({THROUGHPUT_ADVICE}) and set \
+                     create_if_missing to false",
                     create_command(&self.place)
                 ),
             };
@@ -400,9 +401,7 @@ pub(crate) fn policy_json() -> String {
 pub(crate) fn create_command(place: &Place) -> String {
     format!(
         "az cosmosdb sql container create --account-name {} --resource-group <group> --database-name {} --name {} \
-         --partition-key-path {PARTITION_KEY_PATH} --partition-key-version 2 --ttl -1 --idx '{}' (unless the account is \
-         serverless, add --max-throughput 4000: the default is {LITTLE_THROUGHPUT} RU/s, about six small orchestrations a \
-         second)",
+         --partition-key-path {PARTITION_KEY_PATH} --partition-key-version 2 --ttl -1 --idx '{}'",
         place.account_name(),
         place.database,
         place.container,

@@ -1,7 +1,7 @@
-//! What to do about a request that was denied (401, 403), by the substatus that the service gives as the reason.
+//! Advice for a request that was denied (401, 403), by the substatus that the service gives as the reason.
 
 use super::{
-    error::{describe, StoreError},
+    error::{codes, describe, StoreError},
     Place,
 };
 use azure_data_cosmos::CosmosError;
@@ -36,9 +36,8 @@ impl Reason {
 impl Place {
     /// The error for a request that was denied, with advice that fits the reason.
     pub(super) fn denied(&self, error: &CosmosError) -> StoreError {
-        let status = error.status();
-        let substatus = status.sub_status().map_or(0, |s| s.value());
-        let advice = self.advice(Reason::of(u16::from(status.status_code()), substatus));
+        let (status, substatus) = codes(error);
+        let advice = self.advice(Reason::of(status, substatus));
         StoreError::Denied { credential: self.credential.clone(), detail: describe(error), advice }
     }
 

@@ -3,6 +3,7 @@
 //! [`classify`] is DESIGN.md's error table: what the SDK says becomes a [`Verdict`], and the store either rides it out,
 //! hands it to the caller as an outcome of the write, or returns it as a [`StoreError`].
 
+use super::bootstrap::THROUGHPUT_ADVICE;
 use azure_data_cosmos::CosmosError;
 use duroxide::providers::ProviderError;
 use std::time::Duration;
@@ -58,7 +59,7 @@ pub enum StoreError {
         partition: String,
     },
     /// The database or the container is not there.
-    #[error("{what} does not exist: create it with `{command}`")]
+    #[error("{what} does not exist: create it with `{command}` ({})", THROUGHPUT_ADVICE)]
     Missing {
         /// What is missing.
         what: String,
@@ -185,19 +186,23 @@ const TOKEN_NOT_YET_VALID: u16 = 5_005;
 const TOKEN_EXPIRED: u16 = 5_006;
 const GROUPS_NOT_FOUND: u16 = 5_201;
 
-/// Substatus of a read that no region could serve at the session's token.
+/// Substatus of a 404 of a region that is behind the session's token, and of what the SDK makes of it once all have said so.
+const SESSION_BEHIND: u16 = 1_002;
 const SESSION_UNAVAILABLE: u16 = 20_310;
 
 /// Substatus of a query whose partitions were split and whose new ones the SDK could not list, which it makes up as a 500.
 const SPLIT_NOT_FOLLOWED: u16 = 20_206;
 
+/// The status and the substatus, zero where there is none.
+pub(super) fn codes(error: &CosmosError) -> (u16, u16) {
+    let status = error.status();
+    (u16::from(status.status_code()), status.sub_status().map_or(0, |s| s.value()))
+}
+
 /// Reads one failed attempt.
 pub(crate) fn classify(error: &CosmosError) -> Verdict {
-    let status = error.status();
-    let code = u16::from(status.status_code());
-    let substatus = status.sub_status().map_or(0, |s| s.value());
     let (refused, failed) = applied(error);
-    match (code, substatus) {
+    match codes(error) {
         (401, TOKEN_NOT_HAD | NOT_SIGNED | TOKEN_NOT_YET_VALID | TOKEN_EXPIRED | GROUPS_NOT_FOUND) => {
             Verdict::Retry { after: None, applied: refused }
         }
@@ -222,19 +227,17 @@ pub(crate) fn classify(error: &CosmosError) -> Verdict {
 
 /// Whether no region had what the session token asks for, as the SDK says once it has asked them.
 pub(crate) fn is_session_unavailable(error: &CosmosError) -> bool {
-    let status = error.status();
-    let substatus = status.sub_status().map_or(0, |s| s.value());
-    matches!((u16::from(status.status_code()), substatus), (503, SESSION_UNAVAILABLE) | (404, 1_002))
+    matches!(codes(error), (503, SESSION_UNAVAILABLE) | (404, SESSION_BEHIND))
 }
 
 /// Whether the service did not accept the key or the token.
 pub(crate) fn is_unauthorized(error: &CosmosError) -> bool {
-    u16::from(error.status().status_code()) == 401
+    codes(error).0 == 401
 }
 
 /// Whether the service takes the token for an expired one, whatever this machine's clock says.
 pub(crate) fn is_token_expired(error: &CosmosError) -> bool {
-    is_unauthorized(error) && error.status().sub_status().is_some_and(|s| s.value() == TOKEN_EXPIRED)
+    codes(error) == (401, TOKEN_EXPIRED)
 }
 
 /// Whether the credential gave no token.
@@ -267,9 +270,7 @@ fn retry_after(error: &CosmosError) -> Option<Duration> {
 
 /// The status and the first words of an error: enough to look it up, too little to leak.
 pub(crate) fn describe(error: &CosmosError) -> String {
-    let status = error.status();
-    let code = u16::from(status.status_code());
-    let substatus = status.sub_status().map_or(0, |s| s.value());
+    let (code, substatus) = codes(error);
     let words = first_line(error);
     // The SDK's own words begin with the status in some errors.
     let mut text = words.strip_prefix(&format!("{code}/{substatus}: ")).unwrap_or(&words).to_owned();
@@ -288,7 +289,7 @@ pub(crate) fn describe(error: &CosmosError) -> String {
     if matches!((code, substatus), (401, TOKEN_NOT_YET_VALID | TOKEN_EXPIRED)) {
         text.push_str(" (check this machine's clock)");
     }
-    match status.name() {
+    match error.status().name() {
         Some(name) => format!("{code}/{substatus} {name}: {text}"),
         None => format!("{code}/{substatus}: {text}"),
     }

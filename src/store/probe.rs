@@ -29,7 +29,7 @@ impl Flaw {
 }
 
 /// No document has this ETag.
-const NO_ETAG: &str = "\"00000000-0000-0000-0000-000000000000\"";
+pub(super) const NO_ETAG: &str = "\"00000000-0000-0000-0000-000000000000\"";
 
 /// Sends a batch that must be rolled back to the partition of the container's format document, which must be there.
 pub(super) async fn batches(store: &Store, deadline: Deadline) -> Result<Option<Flaw>, StoreError> {

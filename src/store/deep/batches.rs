@@ -1,7 +1,7 @@
 //! Transactional batches: all or nothing, bound to conditions, with an ETag for each document.
 
-use super::{Deep, Outcome};
-use crate::store::{batch, probe, BatchOutcome, Operation, StoreError};
+use super::{text, Deep, Outcome};
+use crate::store::{batch, probe, BatchOutcome, Operation};
 use azure_core::http::Etag;
 use serde_json::Value;
 
@@ -34,7 +34,7 @@ impl Deep<'_> {
     }
 
     async fn send(&self, operations: &[Operation]) -> Result<BatchOutcome, String> {
-        self.store.batch(&self.partition, operations, self.deadline()).await.map_err(|error| error.to_string())
+        self.store.batch(&self.partition, operations, self.deadline()).await.map_err(text)
     }
 
     /// Creates, replaces, upserts and deletes in one batch; each answer's ETag is that of the stored document.
@@ -75,7 +75,7 @@ impl Deep<'_> {
         }
         let failing = match status {
             409 => create(&there)?,
-            412 => replace(self.id("failed"), &there, &Etag::from("\"00000000-0000-0000-0000-000000000000\""))?,
+            412 => replace(self.id("failed"), &there, &Etag::from(probe::NO_ETAG))?,
             _ => Operation::delete(self.id("not-there"), None),
         };
         let operations = [create(&self.document(&name, 1, 300))?, failing];
@@ -117,8 +117,4 @@ fn create(document: &Value) -> Result<Operation, String> {
 
 fn replace(id: crate::model::DocumentId, document: &Value, etag: &Etag) -> Result<Operation, String> {
     Operation::replace(id, document, Some(etag)).map_err(text)
-}
-
-fn text(error: StoreError) -> String {
-    error.to_string()
 }

@@ -25,7 +25,7 @@ const TIME_TO_LIVE: u32 = 3_600;
 /// Above any time of creation; twice as much is still a number that JSON holds exactly.
 const FIRST: u64 = 4_000_000_000_000;
 
-/// What was found about one assumption: fine, with what was seen, or what the service answered instead.
+/// The verdict on one assumption: `Ok` with the observation, `Err` with the answer that differs.
 type Outcome = Result<String, String>;
 
 /// A check under way.
@@ -91,12 +91,12 @@ impl Deep<'_> {
     async fn read(&self, name: &str) -> Result<Option<(Value, Etag)>, String> {
         let freshness = Freshness::Authoritative;
         let found = self.store.read::<Value>(&self.partition, &self.id(name), freshness, self.deadline()).await;
-        Ok(found.map_err(|error| error.to_string())?.map(|found| (found.document, found.etag)))
+        Ok(found.map_err(text)?.map(|found| (found.document, found.etag)))
     }
 
     /// Removes what the check wrote.
     async fn clean_up(&mut self) {
-        let outcome = self.remove_all().await.map_err(|error| error.to_string());
+        let outcome = self.remove_all().await.map_err(text);
         let follows = format!("delete what is left in partition {}", self.partition);
         let (requests, units) = (self.store.statistics().requests(), self.store.statistics().charge());
         let seen =
@@ -129,4 +129,8 @@ fn done(outcome: Result<WriteOutcome, StoreError>, what: &str) -> Result<Etag, S
         Ok(WriteOutcome::Refused(refusal)) => Err(format!("{what} was refused: {refusal:?}")),
         Err(error) => Err(error.to_string()),
     }
+}
+
+fn text(error: StoreError) -> String {
+    error.to_string()
 }

@@ -3,8 +3,8 @@
 //! The prices are those of the page "Understand request unit consumption" of 2026: documents up to about 32 KB cost nearly
 //! the same. A replace costs two creates; each indexed term that is added or removed costs 0.2.
 
-use super::{done, Deep, Outcome};
-use crate::store::{OperationKind, StoreError};
+use super::{done, text, Deep, Outcome};
+use crate::store::OperationKind;
 use serde_json::Value;
 use std::future::Future;
 
@@ -78,7 +78,7 @@ impl Deep<'_> {
         }
     }
 
-    /// What a call of this kind was charged.
+    /// Returns the charge of a call of this kind.
     async fn charge(&self, kind: OperationKind, call: impl Future<Output = Result<(), String>>) -> Result<f64, String> {
         let before = self.store.statistics().of(kind).charge;
         call.await?;
@@ -97,10 +97,6 @@ fn compare(charges: &[(&str, f64, f64)]) -> Outcome {
     } else {
         Err(seen)
     }
-}
-
-fn text(error: StoreError) -> String {
-    error.to_string()
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Queries: every text that the provider sends, paging and order, hash ranges, what the service refuses.
 
-use super::{Deep, Outcome};
+use super::{text, Deep, Outcome};
 use crate::{
     model::Slot,
     store::queries::{QueryText, ALL},
@@ -84,10 +84,9 @@ impl Deep<'_> {
             self.create(&format!("page-{number}"), &document).await?;
         }
         let statement = PAGED.statement().bind("@from", self.first).bind("@to", self.first + ROWS).authoritative();
-        let mut pages =
-            self.store.container_pages::<Value>(statement, self.deadline()).map_err(|error| error.to_string())?;
+        let mut pages = self.store.container_pages::<Value>(statement, self.deadline()).map_err(text)?;
         let (mut found, mut count, mut empty) = (Vec::new(), 0, 0);
-        while let Some(page) = pages.next().await.map_err(|error| error.to_string())? {
+        while let Some(page) = pages.next().await.map_err(text)? {
             count += 1;
             empty += usize::from(page.is_empty());
             found.extend(page.iter().filter_map(|row| row["createdAt"].as_u64()));
@@ -101,7 +100,7 @@ impl Deep<'_> {
 
     /// The partition key's hash, as it is worked out here, names the physical partition that holds the document.
     async fn ranges(&self) -> Outcome {
-        let ranges = self.store.physical_partitions(self.deadline()).await.map_err(|error| error.to_string())?;
+        let ranges = self.store.physical_partitions(self.deadline()).await.map_err(text)?;
         let slot = Slot::of(&self.partition);
         let holds =
             |range: &&azure_data_cosmos::feed::FeedRange| crate::model::SlotRange::of_feed_range(range).contains(slot);
@@ -110,8 +109,8 @@ impl Deep<'_> {
         };
         let statement = PAGED.statement().bind("@from", self.first).bind("@to", self.first + ROWS).authoritative();
         let pages = self.store.range_pages::<Value>(range, statement, self.deadline());
-        let mut pages = pages.map_err(|error| error.to_string())?;
-        let (rows, _) = pages.at_least(1).await.map_err(|error| error.to_string())?;
+        let mut pages = pages.map_err(text)?;
+        let (rows, _) = pages.at_least(1).await.map_err(text)?;
         match rows.is_empty() {
             false => Ok(format!("{} physical partitions; documents are where their hash says", ranges.len())),
             true => Err(format!("slot {} is not in the physical partition that its hash names", slot.number())),

@@ -1,6 +1,7 @@
 //! Reads: each consistency, the write region, the priority header.
 
-use super::{Deep, Outcome};
+use super::{text, Deep, Outcome};
+use crate::store::{error::describe, queries::CONTENTS};
 use azure_data_cosmos::options::{
     ItemReadOptions, OperationOptions, OperationOptionsBuilder, PriorityLevel, ReadConsistencyStrategy,
     ThroughputControlOptionsBuilder,
@@ -32,15 +33,15 @@ impl Deep<'_> {
         let options = ItemReadOptions::default().with_operation_options(options);
         let id = self.id("read");
         let read = self.store.inner.container.read_item(&self.partition, id.as_str(), Some(options)).await;
-        read.map(|_| "accepted".to_owned()).map_err(|error| super::super::error::describe(&error))
+        read.map(|_| "accepted".to_owned()).map_err(|error| describe(&error))
     }
 
     /// A query that decides something is answered by the region that takes writes.
     async fn authoritative(&self) -> Outcome {
-        let statement = super::super::queries::CONTENTS.statement().authoritative();
+        let statement = CONTENTS.statement().authoritative();
         let rows: Result<Vec<serde_json::Value>, _> =
             self.store.query_partition(&self.partition, statement, self.deadline()).await;
-        let rows = rows.map_err(|error| error.to_string())?;
+        let rows = rows.map_err(text)?;
         if rows.is_empty() {
             return Err("an authoritative query did not see a document that was just written".to_owned());
         }
