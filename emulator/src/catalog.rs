@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::Value;
 
+use crate::indexing::Indexing;
 use crate::service::{ContainerName, Service};
-use crate::terms::Indexing;
 
 /// Settings of one container.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Settings {
     pub indexing: Indexing,
     /// Seconds; -1 leaves it to each item, none turns expiry off.
@@ -19,14 +19,22 @@ pub(crate) struct Settings {
 /// The settings of each container, read when they are first needed.
 #[derive(Debug, Default)]
 pub(crate) struct Catalog {
-    containers: Mutex<HashMap<ContainerName, Arc<Settings>>>,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    containers: HashMap<ContainerName, Arc<Settings>>,
+    /// Counts the changes, so that settings are not remembered that were read before one.
+    changes: u64,
 }
 
 impl Catalog {
     /// The settings of a container; those of a new container if there is no such one.
     pub async fn settings(&self, service: &Service, name: &ContainerName) -> Arc<Settings> {
-        if let Some(known) = self.with(|containers| containers.get(name).cloned()) {
-            return known;
+        let (settings, changes) = self.with(|known| (known.containers.get(name).cloned(), known.changes));
+        if let Some(settings) = settings {
+            return settings;
         }
         let properties = service.read(&name.path()).await.unwrap_or_default();
         let settings = Settings {
@@ -34,16 +42,23 @@ impl Catalog {
             default_ttl: properties.get("defaultTtl").and_then(Value::as_i64),
         };
         let settings = Arc::new(settings);
-        self.with(|containers| containers.insert(name.clone(), Arc::clone(&settings)));
+        self.with(|known| {
+            if known.changes == changes {
+                known.containers.insert(name.clone(), Arc::clone(&settings));
+            }
+        });
         settings
     }
 
     /// Reads the settings again when they are next needed: the structure of the account has changed.
     pub fn forget(&self) {
-        self.with(HashMap::clear);
+        self.with(|known| {
+            known.containers.clear();
+            known.changes += 1;
+        });
     }
 
-    fn with<R>(&self, change: impl FnOnce(&mut HashMap<ContainerName, Arc<Settings>>) -> R) -> R {
-        change(&mut self.containers.lock().unwrap_or_else(PoisonError::into_inner))
+    fn with<R>(&self, change: impl FnOnce(&mut Known) -> R) -> R {
+        change(&mut self.known.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -8,7 +8,7 @@ use crate::sql::{Query, SortKey, ELEMENTS};
 const ALWAYS_INDEXED: [&str; 3] = ["id", "_ts", "_rid"];
 
 /// What the index of a container holds.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Indexing {
     has_index: bool,
     included: Vec<Pattern>,
@@ -37,10 +37,15 @@ impl Indexing {
         let policy = &container["indexingPolicy"];
         let composites = list(&policy["compositeIndexes"]).iter();
         let mode = policy["indexingMode"].as_str().unwrap_or_default();
+        let (mut included, excluded) = (patterns(&policy["includedPaths"]), patterns(&policy["excludedPaths"]));
+        // A container without a policy indexes every path.
+        if included.is_empty() && excluded.is_empty() {
+            included.push(Pattern::of("/*"));
+        }
         Self {
             has_index: !mode.eq_ignore_ascii_case("none"),
-            included: patterns(&policy["includedPaths"]),
-            excluded: patterns(&policy["excludedPaths"]),
+            included,
+            excluded,
             composites: composites.map(|index| list(index).iter().map(Sorted::of).collect()).collect(),
             partition_key: list(&container["partitionKey"]["paths"])
                 .iter()
@@ -99,8 +104,14 @@ impl Indexing {
         self.included.iter().any(|pattern| pattern.steps == elements) && self.includes(&elements)
     }
 
-    /// The most precise path of the policy decides.
-    fn includes(&self, path: &[String]) -> bool {
+    /// The paths of each composite index.
+    pub fn composites(&self) -> impl Iterator<Item = impl Iterator<Item = &[String]>> {
+        let composites = self.composites.iter().filter(|_| self.has_index);
+        composites.map(|index| index.iter().map(|sorted| sorted.steps.as_slice()))
+    }
+
+    /// Whether the index holds the values at a path. The most precise path of the policy decides.
+    pub fn includes<S: AsRef<str>>(&self, path: &[S]) -> bool {
         let best = |patterns: &[Pattern]| patterns.iter().filter_map(|pattern| pattern.precision(path)).max();
         self.has_index && best(&self.included) > best(&self.excluded)
     }
@@ -117,9 +128,11 @@ impl Pattern {
     }
 
     /// How precisely the pattern matches a path, if it does: the longer one wins, and then the exact one.
-    fn precision(&self, path: &[String]) -> Option<(usize, bool)> {
-        let matches = if self.is_prefix { path.starts_with(&self.steps) } else { path == self.steps };
-        matches.then_some((self.steps.len(), !self.is_prefix))
+    fn precision<S: AsRef<str>>(&self, path: &[S]) -> Option<(usize, bool)> {
+        let length = self.steps.len();
+        let is_below = path.len() >= length && self.steps.iter().zip(path).all(|(step, name)| step == name.as_ref());
+        let matches = is_below && (self.is_prefix || path.len() == length);
+        matches.then_some((length, !self.is_prefix))
     }
 }
 

@@ -6,10 +6,11 @@ use std::sync::{Mutex, PoisonError};
 
 use serde_json::Value;
 
+use crate::indexing::Indexing;
 use crate::prices;
 use crate::request::encode;
 use crate::service::ContainerName;
-use crate::terms::{count_changed, Indexing};
+use crate::terms::count_changed;
 
 /// An item's name in the account.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

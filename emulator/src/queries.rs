@@ -9,10 +9,9 @@ use azure_core::http::{headers::HeaderName, Method};
 use azure_core::Bytes;
 use serde_json::Value;
 
-use crate::answer::{Answer, Lost};
+use crate::answer::Answer;
 use crate::indexing::Indexing;
-use crate::request::{encode, is_true, read_json, Outgoing, RequestKind};
-use crate::service::Service;
+use crate::request::{is_true, read_json, Outgoing, RequestKind};
 use crate::sql::{self, error_json, Query, SyntaxError};
 
 const ENABLE_SCAN: HeaderName = HeaderName::from_static("x-ms-documentdb-query-enable-scan");
@@ -20,24 +19,15 @@ const ENABLE_SCAN: HeaderName = HeaderName::from_static("x-ms-documentdb-query-e
 /// Longer texts are parsed each time.
 const MAX_REMEMBERED_BYTES: usize = 16 * 1024;
 
-/// So many texts and containers are remembered; one more, and all are forgotten.
+/// So many texts are remembered; one more, and all are forgotten.
 const MAX_REMEMBERED: usize = 1_000;
 
-/// What is known of query texts and of containers.
+/// Checks queries, and remembers the texts that it has parsed.
 #[derive(Default)]
 pub(crate) struct Queries {
     /// Whether a filter by a path that is not indexed is served by a scan.
     scans: bool,
     texts: Mutex<HashMap<String, Arc<Result<Query, SyntaxError>>>>,
-    containers: Mutex<Containers>,
-}
-
-#[derive(Default)]
-struct Containers {
-    /// By the container's path.
-    policies: HashMap<String, Arc<Indexing>>,
-    /// Counts the changes, so that a policy is not remembered that was read before one.
-    changes: u64,
 }
 
 /// What became of a check.
@@ -60,37 +50,18 @@ impl Queries {
         Self { scans, ..Self::default() }
     }
 
-    /// Checks a query or a query plan as the service would.
-    pub async fn check<'r>(
-        &self,
-        service: &Service,
-        request: &'r Outgoing,
-        kind: RequestKind,
-    ) -> Result<Checked<'r>, Lost> {
+    /// Checks a query or a query plan of a container with this index, as the service would.
+    pub fn check<'r>(&self, request: &'r Outgoing, kind: RequestKind, indexing: &Indexing) -> Checked<'r> {
         // A feed without a query is a GET.
-        let Some(spec) = self.read(request) else { return Ok(Checked::Fine(Cow::Borrowed(request))) };
+        let Some(spec) = self.read(request) else { return Checked::Fine(Cow::Borrowed(request)) };
         let query = match &*spec.query {
             Ok(query) => query,
-            Err(error) => return Ok(Checked::Refused(refusal(&error.to_json()))),
+            Err(error) => return Checked::Refused(refusal(&error.to_json())),
         };
-        if let Some(refusal) = unbound(query, &spec.body) {
-            return Ok(Checked::Refused(refusal));
-        }
-        if kind == RequestKind::Query {
-            if let Some(refusal) = self.unindexed(service, request, query).await? {
-                return Ok(Checked::Refused(refusal));
-            }
-        }
-        Ok(Checked::Fine(translated(request, &spec.body, query)))
-    }
-
-    /// Forgets what is known of containers, after a request that may have changed one.
-    pub fn forget_containers(&self, method: Method) {
-        if method != Method::Get {
-            self.with_containers(|known| {
-                known.policies.clear();
-                known.changes += 1;
-            });
+        let unindexed = || self.unindexed(request, query, indexing).filter(|_| kind == RequestKind::Query);
+        match unbound(query, &spec.body).or_else(unindexed) {
+            Some(refusal) => Checked::Refused(refusal),
+            None => Checked::Fine(translated(request, &spec.body, query)),
         }
     }
 
@@ -111,64 +82,27 @@ impl Queries {
         }
         let parsed = Arc::new(sql::parse(text));
         if text.len() <= MAX_REMEMBERED_BYTES {
-            remember(&mut texts, text.to_owned(), Arc::clone(&parsed));
+            if texts.len() >= MAX_REMEMBERED {
+                texts.clear();
+            }
+            texts.insert(text.to_owned(), Arc::clone(&parsed));
         }
         parsed
     }
 
-    async fn unindexed(&self, service: &Service, request: &Outgoing, query: &Query) -> Result<Option<Answer>, Lost> {
-        if query.filter_paths().is_empty() && query.order_by().is_empty() {
-            return Ok(None);
-        }
-        let Some(indexing) = self.indexing(service, request).await? else { return Ok(None) };
+    fn unindexed(&self, request: &Outgoing, query: &Query, indexing: &Indexing) -> Option<Answer> {
         if let Some(message) = indexing.order_refusal(query) {
-            return Ok(Some(Answer::refusal(400, None, message)));
+            return Some(Answer::refusal(400, None, message));
         }
         let may_scan = self.scans || is_true(&request.headers, &ENABLE_SCAN);
         let scanned = if may_scan { None } else { indexing.unindexed_filter(query) };
-        Ok(scanned.map(|path| Answer::refusal(400, None, &scan_message(path))))
-    }
-
-    /// The indexing policy of the container that a request is for; none if there is no such container.
-    async fn indexing(&self, service: &Service, request: &Outgoing) -> Result<Option<Arc<Indexing>>, Lost> {
-        let Some(path) = container_path(request) else { return Ok(None) };
-        let (known, changes) = self.with_containers(|known| (known.policies.get(&path).cloned(), known.changes));
-        if known.is_some() {
-            return Ok(known);
-        }
-        let answer = service.forward(&request.get(&path)).await?;
-        let Some(container) = read_json(&answer.body).filter(|_| answer.is_success()) else { return Ok(None) };
-        let indexing = Arc::new(Indexing::of(&container));
-        self.with_containers(|known| {
-            if known.changes == changes {
-                remember(&mut known.policies, path, Arc::clone(&indexing));
-            }
-        });
-        Ok(Some(indexing))
-    }
-
-    fn with_containers<R>(&self, change: impl FnOnce(&mut Containers) -> R) -> R {
-        change(&mut self.containers.lock().unwrap_or_else(PoisonError::into_inner))
+        scanned.map(|path| Answer::refusal(400, None, &scan_message(path)))
     }
 }
 
 impl fmt::Debug for Queries {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Queries").field("scans", &self.scans).finish_non_exhaustive()
-    }
-}
-
-fn remember<T>(known: &mut HashMap<String, T>, key: String, value: T) {
-    if known.len() >= MAX_REMEMBERED {
-        known.clear();
-    }
-    known.insert(key, value);
-}
-
-fn container_path(request: &Outgoing) -> Option<String> {
-    match request.segments().as_slice() {
-        [_, database, _, container, ..] => Some(format!("/dbs/{}/colls/{}", encode(database), encode(container))),
-        _ => None,
     }
 }
 

@@ -1,5 +1,7 @@
 //! What the wire knows of the stored items, and the charge of each answer that follows from it.
 
+use std::sync::Arc;
+
 use azure_core::http::Method;
 use azure_core::Bytes;
 use azure_data_cosmos_driver::binary_json;
@@ -64,6 +66,14 @@ impl Records {
     pub async fn put(&self, service: &Service, key: &ItemKey, document: &Value) {
         let settings = self.catalog.settings(service, &key.container).await;
         self.write(key, Put::Replace, document, &settings);
+    }
+
+    /// The settings of the container that a request is for.
+    pub async fn settings(&self, service: &Service, request: &Outgoing) -> Arc<Settings> {
+        match ContainerName::of(request) {
+            Some(container) => self.catalog.settings(service, &container).await,
+            None => Arc::default(),
+        }
     }
 
     /// The default time to live of a container's items.

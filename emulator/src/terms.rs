@@ -4,51 +4,17 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde_json::Value;
 
-/// An array's elements, in a path.
-const ELEMENT: &str = "[]";
-
-/// An indexing policy, read from a container's properties.
-#[derive(Debug, Default)]
-pub(crate) struct Indexing {
-    is_off: bool,
-    included: Vec<Pattern>,
-    excluded: Vec<Pattern>,
-    composites: Vec<Vec<Vec<String>>>,
-}
-
-/// A path of a policy: one value (`/a/?`) or everything below (`/a/*`).
-#[derive(Debug, PartialEq)]
-struct Pattern {
-    steps: Vec<String>,
-    is_subtree: bool,
-}
+use crate::indexing::Indexing;
+use crate::sql::ELEMENTS;
 
 impl Indexing {
-    /// Reads the policy. A container without one indexes every path.
-    pub fn of(container: &Value) -> Self {
-        let policy = &container["indexingPolicy"];
-        let patterns = |list: &str| paths(&policy[list]).map(Pattern::parse).collect();
-        let composite = |index: &Value| paths(index).map(steps).collect();
-        let composites = policy["compositeIndexes"].as_array();
-        let mut indexing = Self {
-            is_off: policy["indexingMode"].as_str().is_some_and(|mode| mode.eq_ignore_ascii_case("none")),
-            included: patterns("includedPaths"),
-            excluded: patterns("excludedPaths"),
-            composites: composites.map_or_else(Vec::new, |all| all.iter().map(composite).collect()),
-        };
-        if indexing.included.is_empty() && indexing.excluded.is_empty() {
-            indexing.included.push(Pattern::parse("/*"));
-        }
-        indexing
-    }
-
     /// The document's terms as sorted hashes, each once.
     pub fn terms(&self, document: &Value) -> Vec<u64> {
         let mut terms = Vec::new();
-        if !self.is_off {
-            self.collect(document, &mut Vec::new(), &mut terms);
-            terms.extend(self.composites.iter().enumerate().filter_map(|entry| composite_term(document, entry)));
-        }
+        self.collect(document, &mut Vec::new(), &mut terms);
+        terms.extend(
+            self.composites().enumerate().filter_map(|(number, paths)| composite_term(document, number, paths)),
+        );
         terms.sort_unstable();
         terms.dedup();
         terms
@@ -62,48 +28,21 @@ impl Indexing {
         };
         match value {
             Value::Object(fields) => fields.iter().for_each(|(name, child)| descend(name, child)),
-            Value::Array(elements) => elements.iter().for_each(|child| descend(ELEMENT, child)),
+            Value::Array(elements) => elements.iter().for_each(|child| descend(ELEMENTS, child)),
             leaf if self.includes(path) => terms.push(hash(&(path, leaf.to_string()))),
             _ => (),
         }
     }
-
-    /// Of two paths that match, the more precise one decides.
-    fn includes(&self, path: &[&str]) -> bool {
-        let best = |patterns: &[Pattern]| patterns.iter().filter_map(|pattern| pattern.precision(path)).max();
-        best(&self.included) > best(&self.excluded)
-    }
-}
-
-impl Pattern {
-    fn parse(path: &str) -> Self {
-        let is_subtree = path.ends_with("/*");
-        Self { steps: steps(path.trim_end_matches("/*").trim_end_matches("/?")), is_subtree }
-    }
-
-    /// How precisely this names the path; none if it does not.
-    fn precision(&self, path: &[&str]) -> Option<(usize, bool)> {
-        let length = self.steps.len();
-        let is_prefix = path.len() >= length && self.steps.iter().zip(path).all(|(step, name)| step == name);
-        let is_match = is_prefix && (self.is_subtree || path.len() == length);
-        is_match.then_some((length, !self.is_subtree))
-    }
 }
 
 /// A composite index has a term for documents that have all its paths.
-fn composite_term(document: &Value, (number, paths): (usize, &Vec<Vec<String>>)) -> Option<u64> {
-    let value_at = |path: &Vec<String>| path.iter().try_fold(document, |value, step| value.get(step));
-    let values: Option<Vec<String>> = paths.iter().map(|path| value_at(path).map(Value::to_string)).collect();
+fn composite_term<'a>(document: &Value, number: usize, mut paths: impl Iterator<Item = &'a [String]>) -> Option<u64> {
+    let value_at = |path: &[String]| path.iter().try_fold(document, |value, step| value.get(step));
+    let values = paths.try_fold(Vec::new(), |mut values, path| {
+        values.push(value_at(path)?.to_string());
+        Some(values)
+    });
     Some(hash(&(number, values?)))
-}
-
-fn paths(list: &Value) -> impl Iterator<Item = &str> {
-    list.as_array().into_iter().flatten().filter_map(|entry| entry["path"].as_str())
-}
-
-fn steps(path: &str) -> Vec<String> {
-    let name = |step: &str| step.trim_matches('"').to_owned();
-    path.split('/').filter(|step| !step.is_empty()).map(name).collect()
 }
 
 fn hash(term: &impl Hash) -> u64 {

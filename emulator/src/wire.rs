@@ -208,9 +208,7 @@ impl Wire {
             Some(refusal) => refusal,
             None if matches!(facts.kind, RequestKind::Database | RequestKind::Container) => {
                 let _alone = self.structure.lock().await;
-                let answer = provision::answer(&self.service, self.provisioning, request).await;
-                self.queries.forget_containers(request.method);
-                answer?
+                provision::answer(&self.service, self.provisioning, request).await?
             }
             None => self.perform(request, facts, &conduct).await?,
         };
@@ -232,7 +230,8 @@ impl Wire {
 
     /// Answers a query or a query plan.
     async fn ask(&self, request: &Outgoing, facts: &Facts, conduct: &Conduct) -> Result<Answer, Lost> {
-        let request = match self.queries.check(&self.service, request, facts.kind).await? {
+        let indexing = &self.records.settings(&self.service, request).await.indexing;
+        let request = match self.queries.check(request, facts.kind, indexing) {
             Checked::Refused(refusal) => return Ok(refusal),
             Checked::Fine(request) => request,
         };
