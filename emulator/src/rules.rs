@@ -131,7 +131,8 @@ pub struct WireRuleHandle {
 }
 
 impl WireRuleHandle {
-    /// How many requests the rule was applied to.
+    /// How many requests the rule was applied to. A request whose answer is lost, held or delayed counts once the store
+    /// has carried it out.
     pub fn hits(&self) -> u64 {
         *self.rule.hits.borrow()
     }
@@ -180,13 +181,49 @@ impl RuleBook {
     /// The action for `request`: that of the first rule which matches and is neither skipping nor used up.
     ///
     /// The predicates run on a copy of the list, so that one may itself add or remove rules.
-    pub fn action_for(&self, request: &WireRequest<'_>) -> Option<WireAction> {
+    pub fn action_for(&self, request: &WireRequest<'_>) -> Option<Applied> {
         let rules = self.with(|rules| rules.clone());
-        rules.iter().find_map(|active| active.apply(request))
+        let found = rules.iter().find_map(|active| active.apply(request).map(|action| (action, active)));
+        found.map(|(action, rule)| Applied::new(action, Arc::clone(rule)))
     }
 
     fn with<R>(&self, change: impl FnOnce(&mut Vec<Arc<Active>>) -> R) -> R {
         change(&mut self.rules.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// The action for one request, and the rule that counts it.
+///
+/// A test waits for a hit and then looks at the store. So a request whose answer a rule touches counts after the store
+/// has carried it out, and every other one counts on arrival.
+#[derive(Debug)]
+pub(crate) struct Applied {
+    pub action: WireAction,
+    rule: Arc<Active>,
+}
+
+impl Applied {
+    fn new(action: WireAction, rule: Arc<Active>) -> Self {
+        let applied = Self { action, rule };
+        if !applied.touches_the_answer() {
+            applied.count();
+        }
+        applied
+    }
+
+    /// Says that the store has carried the request out.
+    pub fn carried_out(&self) {
+        if self.touches_the_answer() {
+            self.count();
+        }
+    }
+
+    fn touches_the_answer(&self) -> bool {
+        matches!(self.action, WireAction::LoseAnswer | WireAction::HoldAfter(_) | WireAction::DelayAnswer(_))
+    }
+
+    fn count(&self) {
+        self.rule.hits.send_modify(|hits| *hits += 1);
     }
 }
 
@@ -202,8 +239,6 @@ impl Active {
             return None;
         }
         drop(matched);
-        let action = (self.rule.choice)(request)?;
-        self.hits.send_modify(|hits| *hits += 1);
-        Some(action)
+        (self.rule.choice)(request)
     }
 }

@@ -23,7 +23,7 @@ use crate::queries::{self, Checked, Queries};
 use crate::ranges::MergedRanges;
 use crate::records::Records;
 use crate::request::{Facts, Outgoing, RequestKind, WireRequest};
-use crate::rules::{RuleBook, WireAction, WireRule, WireRuleHandle};
+use crate::rules::{Applied, RuleBook, WireAction, WireRule, WireRuleHandle};
 use crate::service::Service;
 use crate::stats::Counters;
 use crate::validate;
@@ -152,17 +152,22 @@ impl Wire {
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed) + 1;
         let facts = Facts::of(&request, sequence);
         self.counters.arrived(facts.kind, &request);
-        let action = self.rules.action_for(&facts.view(&request));
+        let applied = self.rules.action_for(&facts.view(&request));
         pause(self.latency).await;
-        match action {
-            Some(action) => self.apply(action, &request, &facts).await,
+        match applied {
+            Some(applied) => self.apply(applied, &request, &facts).await,
             None => self.answer(&request, &facts).await,
         }
     }
 
     /// Does what a rule says.
-    async fn apply(&self, action: WireAction, request: &Outgoing, facts: &Facts) -> Result<Answer, Lost> {
-        match action {
+    async fn apply(&self, applied: Applied, request: &Outgoing, facts: &Facts) -> Result<Answer, Lost> {
+        let carry_out = || async {
+            let answer = self.answer(request, facts).await;
+            applied.carried_out();
+            answer
+        };
+        match applied.action.clone() {
             WireAction::Refuse { status, substatus, retry_after } => {
                 let refusal = Answer::refusal(status, substatus, "Refused by a rule on the wire.");
                 Ok(self.settle(request, facts, refusal.with_retry_after(retry_after)).await)
@@ -173,24 +178,24 @@ impl Wire {
             }
             WireAction::FailConnection => Err(Lost::Request),
             WireAction::LoseAnswer => {
-                self.answer(request, facts).await?;
+                carry_out().await?;
                 Err(Lost::Answer)
             }
             WireAction::HoldBefore(gate) => {
                 gate.pass().await;
-                self.answer(request, facts).await
+                carry_out().await
             }
             WireAction::HoldAfter(gate) => {
-                let answer = self.answer(request, facts).await;
+                let answer = carry_out().await;
                 gate.pass().await;
                 answer
             }
             WireAction::Delay(delay) => {
                 pause(delay).await;
-                self.answer(request, facts).await
+                carry_out().await
             }
             WireAction::DelayAnswer(delay) => {
-                let answer = self.answer(request, facts).await;
+                let answer = carry_out().await;
                 pause(delay).await;
                 answer
             }

@@ -78,6 +78,17 @@ async fn a_held_answer_belongs_to_a_request_that_happened() {
 }
 
 #[tokio::test]
+async fn a_lost_answer_counts_once_the_store_has_carried_the_request_out() {
+    // A request takes a while to arrive: whoever waited for its arrival alone would look too early.
+    let account = LocalAccount::builder().with_latency(Duration::from_millis(50)).build();
+    let container = create_container(&account.client().await).await;
+    let lost = account.wire().add(WireRule::new(WireAction::LoseAnswer).on(RequestKind::Create));
+    tokio::spawn(async move { container.create_item("p", "1", item("p", "1", 1), None).await });
+    lost.wait_for_hits(1).await;
+    assert_eq!(account.documents(DATABASE, CONTAINER).len(), 1);
+}
+
+#[tokio::test]
 async fn a_refusal_ends_after_its_times() {
     let account = LocalAccount::new();
     let container = create_container(&account.client().await).await;
