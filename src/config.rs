@@ -25,6 +25,8 @@ pub use retention::Retention;
 /// Bounds that the SDK's connection pool sets for one HTTP attempt.
 const REQUEST_TIMEOUT_BOUNDS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(65));
 
+/// The longest interval between polls: some of them are multiplied, and an `Instant` overflows beyond that.
+const LONGEST_INTERVAL: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// The shortest end-to-end deadline that the SDK takes.
 const SHORTEST_OPERATION_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -64,7 +66,8 @@ pub struct CosmosDBProviderConfig {
     sweep_interval: Duration,
     hand_over: bool,
     retention: Retention,
-    leases: Arc<dyn LeaseProvider>,
+    /// None for [`EqualShares`].
+    leases: Option<Arc<dyn LeaseProvider>>,
     history_cache_bytes: usize,
     read_staleness: Duration,
     user_agent_suffix: String,
@@ -91,7 +94,7 @@ impl Default for CosmosDBProviderConfig {
             sweep_interval: Duration::from_secs(3),
             hand_over: true,
             retention: Retention::default(),
-            leases: Arc::new(EqualShares),
+            leases: None,
             history_cache_bytes: 64 * 1024 * 1024,
             read_staleness: Duration::from_millis(50),
             user_agent_suffix: "duroxide-cosmos".into(),
@@ -254,7 +257,7 @@ impl CosmosDBProviderConfig {
     ///
     /// A look is one request of 1 RU, whatever the number of partitions and processes: at the default, 4 RU/s a process.
     pub fn with_bell_interval(mut self, interval: Duration) -> Self {
-        self.bell_interval = interval;
+        self.bell_interval = interval.min(LONGEST_INTERVAL);
         self
     }
 
@@ -264,7 +267,7 @@ impl CosmosDBProviderConfig {
     /// It finds what nobody was told of: timers and undelivered messages of a process that died, and what was lost on the way. A
     /// sweep is one request of about 3 RU.
     pub fn with_sweep_interval(mut self, interval: Duration) -> Self {
-        self.sweep_interval = interval;
+        self.sweep_interval = interval.min(LONGEST_INTERVAL);
         self
     }
 
@@ -286,7 +289,7 @@ impl CosmosDBProviderConfig {
 
     /// Which slots this process looks after, [`EqualShares`] by default.
     pub fn with_leases(mut self, leases: impl LeaseProvider + 'static) -> Self {
-        self.leases = Arc::new(leases);
+        self.leases = Some(Arc::new(leases));
         self
     }
 
@@ -435,6 +438,11 @@ impl CosmosDBProviderConfig {
 
     /// Which slots this process looks after.
     pub fn leases(&self) -> &dyn LeaseProvider {
+        self.leases.as_deref().unwrap_or(&EqualShares)
+    }
+
+    /// The application's own [`LeaseProvider`], if it has one.
+    pub(crate) fn own_leases(&self) -> Option<&Arc<dyn LeaseProvider>> {
         self.leases.as_ref()
     }
 
@@ -647,7 +655,7 @@ impl fmt::Debug for CosmosDBProviderConfig {
             .field("sweep_interval", &self.sweep_interval)
             .field("hand_over", &self.hand_over)
             .field("retention", &self.retention)
-            .field("leases", &self.leases)
+            .field("leases", &self.leases())
             .field("history_cache_bytes", &self.history_cache_bytes)
             .field("read_staleness", &self.read_staleness)
             .field("user_agent_suffix", &self.user_agent_suffix)

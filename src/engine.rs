@@ -5,14 +5,19 @@ use crate::{
     dispatch::Dispatch,
     model::{Clock, DocumentId, Millis, Partition, Sequencer},
     orders::Orders,
-    store::{Deadline, Freshness, Store},
+    store::{Deadline, Freshness, Patience, Store, StoreError},
     turn::{cache::InstanceCache, reads::Reads, staging::Rolls, TurnHandle},
     work::WorkHandle,
 };
 use azure_core::http::Etag;
 use dashmap::DashMap;
-use std::{sync::Arc, time::Duration};
+use std::{future::Future, sync::Arc, time::Duration};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+/// How long one attempt to release a lock may take, with all its requests.
+const RELEASE_TIME: Duration = Duration::from_secs(60);
+/// The pause between two such attempts.
+const RELEASE_PAUSE: Duration = Duration::from_secs(10);
 
 /// The provider's inside. Tasks that outlive a call hold it.
 pub(crate) struct Engine {
@@ -80,6 +85,11 @@ impl Engine {
         Deadline::after(self.config.operation_timeout())
     }
 
+    /// The time of a query that may have many pages: each page has as long as a call that has no lock.
+    pub(crate) fn per_page(&self) -> Patience {
+        Patience::PerPage(self.config.operation_timeout())
+    }
+
     /// The deadline of a call under a lock that ends at `until`.
     pub(crate) fn deadline_at(&self, until: Millis) -> Deadline {
         Deadline::after(Duration::from_millis(until.saturating_sub(self.now())))
@@ -99,16 +109,17 @@ impl Engine {
         self.works.retain(|_, work| work.state.try_lock().map_or(true, |state| state.until > before));
     }
 
-    /// Waits while a write of unknown outcome may still arrive: until the lock that it would take ends, or the document is not the
-    /// one any more that the write depends on; `condition` is none where it depends on there being none.
+    /// Waits while a write of unknown outcome may still arrive: until the lock that it would take ends, or the document is
+    /// not the one any more that the write depends on; `condition` is none where it depends on there being none. A request
+    /// does not arrive more than a minute after it was sent.
     pub(crate) async fn until_settled(
         &self,
         partition: &Partition,
         id: &DocumentId,
         condition: Option<&Etag>,
         until: Millis,
-        deadline: Deadline,
     ) {
+        let deadline = Deadline::after(RELEASE_TIME);
         let mut pause = Duration::from_millis(250);
         loop {
             let found = self.store.read::<serde_json::Value>(partition, id, Freshness::Authoritative, deadline).await;
@@ -121,15 +132,62 @@ impl Engine {
         }
     }
 
+    /// Releases a lock that ends at `until` or earlier. During an outage it tries again until then: after its end nothing is
+    /// left to release.
+    pub(crate) async fn until_released<F: Future<Output = Result<(), StoreError>>>(
+        &self,
+        until: Millis,
+        release: impl Fn(Deadline) -> F,
+    ) -> Result<(), StoreError> {
+        until_released(&self.clock, until, release).await
+    }
+
     /// Runs a task that outlives the call which began it.
     pub(crate) fn spawn<F>(&self, task: F)
     where
-        F: std::future::Future<Output = ()> + Send + 'static,
+        F: Future<Output = ()> + Send + 'static,
     {
         // What is dropped after its runtime has gone can't do anything more.
         if tokio::runtime::Handle::try_current().is_ok() {
             // Tasks have kilobytes of state, which the runtime would move several times.
             self.tasks.spawn(Box::pin(task));
         }
+    }
+}
+
+async fn until_released<F: Future<Output = Result<(), StoreError>>>(
+    clock: &Clock,
+    until: Millis,
+    release: impl Fn(Deadline) -> F,
+) -> Result<(), StoreError> {
+    loop {
+        match release(Deadline::after(RELEASE_TIME)).await {
+            Err(error) if error.is_passing() && clock.now() < until => tokio::time::sleep(RELEASE_PAUSE).await,
+            outcome => return outcome,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::time::Instant;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lock_is_released_after_an_outage_of_any_length_as_long_as_it_lasts() {
+        const OUTAGE: Duration = Duration::from_secs(600);
+        let begin = Instant::now();
+        let clock = Clock::from_fn(move || u64::try_from(begin.elapsed().as_millis()).unwrap());
+        let release = |deadline: Deadline| async move {
+            if begin.elapsed() >= OUTAGE {
+                return Ok(());
+            }
+            tokio::time::sleep_until(deadline.instant()).await;
+            Err(StoreError::Unavailable { detail: "an outage".to_owned() })
+        };
+        assert!(until_released(&clock, 300_000, release).await.is_err(), "the lock has ended");
+        assert!(until_released(&clock, 3_600_000, release).await.is_ok());
+        let refuse = |_| async { Err(StoreError::Malformed { detail: "it would be refused again".to_owned() }) };
+        assert!(until_released(&clock, u64::MAX, refuse).await.is_err(), "repeating it is of no use");
     }
 }

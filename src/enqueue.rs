@@ -168,8 +168,10 @@ pub(crate) async fn events(
     let texts = texts.map_err(|e| refuse(format!("an event can't be written as JSON: {e}")))?;
     let history = HistoryDocument::new(partition.clone(), execution, &key, 0, first, texts);
     loop {
-        check_duplicates(engine, &partition, execution, events, deadline).await?;
-        if append(engine, &partition, execution, &history, events, deadline).await.map_err(failed)? {
+        // The write is conditional on a document that was read before the events were compared.
+        let found = read_latest(engine, &partition, deadline).await.map_err(failed)?;
+        check_duplicates(engine, &partition, execution, events).await?;
+        if append(engine, found, &history, events, deadline).await.map_err(failed)? {
             return Ok(());
         }
     }
@@ -180,14 +182,12 @@ async fn check_duplicates(
     partition: &Partition,
     execution: u64,
     events: &[Event],
-    deadline: Deadline,
 ) -> Result<(), ProviderError> {
     const OPERATION: &str = "append_with_execution";
-    let documents = read::history(engine, partition, execution, Freshness::Authoritative, deadline).await;
+    let documents = read::history(engine, partition, execution, Freshness::Authoritative, engine.per_page()).await;
     let documents = documents.map_err(|e| e.into_provider_error(OPERATION))?;
-    let stored = load::events(documents).map(|(events, _)| events).unwrap_or_default();
     let mut ids = EventSet::default();
-    for event in &stored {
+    for event in load::readable_events(&documents) {
         ids.insert(event.event_id);
     }
     match events.iter().find(|event| !ids.insert(event.event_id)) {
@@ -202,13 +202,12 @@ async fn check_duplicates(
 /// One batch that also changes the instance's document, so that caches notice; `false` where it changed meanwhile.
 async fn append(
     engine: &Arc<Engine>,
-    partition: &Partition,
-    execution: u64,
+    found: Option<Versioned<InstanceDocument>>,
     history: &HistoryDocument,
     events: &[Event],
     deadline: Deadline,
 ) -> Result<bool, StoreError> {
-    let found = read_latest(engine, partition, deadline).await?;
+    let partition = &history.instance_id;
     let (mut document, etag) = match found {
         Some(Versioned { document, etag }) => (document, Some(etag)),
         None => (InstanceDocument::new(partition.clone(), &engine.new_token(), engine.now()), None),
@@ -218,7 +217,7 @@ async fn append(
         delete::recover(engine, &document, delete::UNDO_AFTER, deadline).await?;
         return Err(StoreError::Unavailable { detail: "the instance is being deleted".to_owned() });
     }
-    if document.execution == execution {
+    if document.execution == history.execution {
         for event in events {
             document.events.insert(event.event_id);
         }

@@ -11,6 +11,7 @@
 //! | `duroxide_cosmos_poisoned_intents_total` | counter | | messages that can't be delivered |
 //! | `duroxide_cosmos_members` | gauge | | processes that look for work on this container |
 //! | `duroxide_cosmos_rings_total` | counter | | other processes that were woken |
+//! | `duroxide_cosmos_unreadable_rows_total` | counter | | rows of queries that were skipped, since this version can't read them |
 
 use crate::{model::Millis, store::OperationKind};
 use metrics::{counter, gauge, histogram};
@@ -24,6 +25,7 @@ pub(crate) const OUTBOX_AGE: &str = "duroxide_cosmos_outbox_age_seconds";
 pub(crate) const POISONED: &str = "duroxide_cosmos_poisoned_intents_total";
 pub(crate) const MEMBERS: &str = "duroxide_cosmos_members";
 pub(crate) const RINGS: &str = "duroxide_cosmos_rings_total";
+pub(crate) const UNREADABLE: &str = "duroxide_cosmos_unreadable_rows_total";
 
 /// An operation was answered, after so many requests.
 pub(crate) fn operation(kind: OperationKind, requests: usize, charge: f64) {
@@ -65,6 +67,11 @@ pub(crate) fn ring() {
     counter!(RINGS).increment(1);
 }
 
+/// A row of a query can't be read.
+pub(crate) fn unreadable() {
+    counter!(UNREADABLE).increment(1);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -83,6 +90,7 @@ mod tests {
             poisoned_intent();
             members(8);
             ring();
+            unreadable();
         });
         let seen: BTreeMap<String, DebugValue> = snapshotter
             .snapshot()
@@ -98,6 +106,7 @@ mod tests {
         assert_eq!(seen[OUTBOX_AGE], DebugValue::Gauge(2.5.into()));
         assert_eq!(seen[MEMBERS], DebugValue::Gauge(8.0.into()));
         assert_eq!(seen[RINGS], DebugValue::Counter(1));
+        assert_eq!(seen[UNREADABLE], DebugValue::Counter(1));
         assert_eq!(seen[CHARGE], DebugValue::Histogram(vec![3.5.into()]));
         let documented = include_str!("observe.rs");
         assert!(seen.keys().all(|name| documented.contains(&format!("| `{name}` |"))));

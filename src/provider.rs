@@ -6,7 +6,9 @@ use crate::{
     credential::TokenCache,
     dispatch,
     engine::Engine,
-    enqueue, outbox, shutdown,
+    enqueue,
+    finish::Finish,
+    outbox, shutdown,
     store::{bootstrap, connect, connect::ConnectError, queries, RequestStatistics, StoreError},
     turn::{commit, plan::Ack, release},
     work::{complete, session},
@@ -21,7 +23,7 @@ use duroxide::{
     },
     Event, SystemStats,
 };
-use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
+use std::{collections::HashMap, fmt, future::Future, sync::Arc, time::Duration};
 
 /// A duroxide storage provider on one container of an Azure Cosmos DB account.
 ///
@@ -77,6 +79,14 @@ impl CosmosDBProvider {
         let store = bootstrap::open(client, &config, tokens).await?;
         let engine = Engine::new(store, config);
         Ok(Self { engine })
+    }
+
+    /// Runs a call on what this process holds under a token. It is finished also if the caller drops it.
+    async fn finish<F>(&self, token: &str, call: impl FnOnce(Arc<Engine>, String) -> F) -> Result<(), ProviderError>
+    where
+        F: Future<Output = Result<(), ProviderError>> + Send + 'static,
+    {
+        Finish::new(&self.engine, call(self.engine.clone(), token.to_owned())).await
     }
 
     /// Requests and charge by kind of operation since this provider was made.
@@ -162,7 +172,7 @@ impl Provider for CosmosDBProvider {
             metadata,
             cancelled: cancelled_activities,
         };
-        commit::commit(&self.engine, lock_token, ack).await
+        self.finish(lock_token, |engine, token| async move { commit::commit(&engine, &token, ack).await }).await
     }
 
     async fn abandon_orchestration_item(
@@ -171,7 +181,10 @@ impl Provider for CosmosDBProvider {
         delay: Option<Duration>,
         ignore_attempt: bool,
     ) -> Result<(), ProviderError> {
-        release::abandon(&self.engine, lock_token, delay, ignore_attempt).await
+        self.finish(lock_token, |engine, token| async move {
+            release::abandon(&engine, &token, delay, ignore_attempt).await
+        })
+        .await
     }
 
     async fn read(&self, instance: &str) -> Result<Vec<Event>, ProviderError> {
@@ -206,11 +219,11 @@ impl Provider for CosmosDBProvider {
     }
 
     async fn ack_work_item(&self, token: &str, completion: Option<WorkItem>) -> Result<(), ProviderError> {
-        complete::complete(&self.engine, token, completion).await
+        self.finish(token, |engine, token| async move { complete::complete(&engine, &token, completion).await }).await
     }
 
     async fn renew_work_item_lock(&self, token: &str, extend_for: Duration) -> Result<(), ProviderError> {
-        complete::renew(&self.engine, token, extend_for).await
+        self.finish(token, |engine, token| async move { complete::renew(&engine, &token, extend_for).await }).await
     }
 
     async fn renew_session_lock(
@@ -232,11 +245,15 @@ impl Provider for CosmosDBProvider {
         delay: Option<Duration>,
         ignore_attempt: bool,
     ) -> Result<(), ProviderError> {
-        complete::abandon(&self.engine, token, delay, ignore_attempt).await
+        self.finish(
+            token,
+            |engine, token| async move { complete::abandon(&engine, &token, delay, ignore_attempt).await },
+        )
+        .await
     }
 
     async fn renew_orchestration_item_lock(&self, token: &str, extend_for: Duration) -> Result<(), ProviderError> {
-        release::renew(&self.engine, token, extend_for).await
+        self.finish(token, |engine, token| async move { release::renew(&engine, &token, extend_for).await }).await
     }
 
     async fn enqueue_for_orchestrator(&self, item: WorkItem, delay: Option<Duration>) -> Result<(), ProviderError> {
@@ -317,8 +334,7 @@ impl ProviderAdmin for CosmosDBProvider {
     }
 
     async fn list_children(&self, instance_id: &str) -> Result<Vec<String>, ProviderError> {
-        let deadline = self.engine.deadline();
-        let rows = inspect::children(&self.engine, &[instance_id.to_owned()], deadline).await;
+        let rows = inspect::children(&self.engine, &[instance_id.to_owned()]).await;
         let rows = rows.map_err(|e| e.into_provider_error("list_children"))?;
         Ok(rows.iter().filter_map(|row| row.id()).collect())
     }

@@ -21,18 +21,19 @@ const CONCURRENCY: usize = 16;
 pub(crate) async fn shut_down(engine: &Arc<Engine>, limit: Duration) -> bool {
     engine.stopping.cancel();
     let deadline = Deadline::after(limit);
-    let giving_back = async {
-        let turns = give_turns_back(engine, deadline).await;
-        let work = give_work_back(engine, deadline).await;
+    let giving_work_back = async {
+        // An activity that can't be reached takes half of the time at most: the sessions come after it.
+        let work = give_work_back(engine, Deadline::after(limit / 2)).await;
         let sessions = is_given_back(session::give_all_back(engine, deadline).await);
-        turns && work && sessions
+        work && sessions
     };
     let leaving = async {
-        // Beside each other: where the fleet's partition does not answer, what is held lies elsewhere.
-        let (left, given_back) = tokio::join!(dispatch::leave(engine, deadline), giving_back);
+        // Beside each other: where one partition does not answer, the others do.
+        let turns = give_turns_back(engine, deadline);
+        let (left, turns, work) = tokio::join!(dispatch::leave(engine, deadline), turns, giving_work_back);
         engine.tasks.close();
         engine.tasks.wait().await;
-        is_given_back(left) && given_back
+        is_given_back(left) && turns && work
     };
     tokio::time::timeout_at(deadline.instant(), leaving).await.unwrap_or_else(|_| {
         warn!(?limit, "the time was up before everything was given back: the rest expires");

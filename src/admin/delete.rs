@@ -1,22 +1,24 @@
 //! Deleting instances: a set that the caller names, a tree, or whatever a filter takes. [`plan`](super::plan) is how.
 
 use super::{
-    inspect,
-    plan::{self, Carried, Carrier, Patience, Plan, Unmarked},
-    Documents, Failures,
+    inspect::{self, Owed, Seen},
+    plan::{self, Carried, Carrier, Choice, Patience, Plan, Terms, Unmarked},
+    Documents, Failures, InstanceRow, Life,
 };
 use crate::{
     engine::Engine,
-    model::{Deleting, Partition, Verdict},
+    model::{Deleting, InstanceDocument, Partition, Verdict},
+    outbox,
     store::{queries::names_in_questions, StoreError},
     turn::release::read_latest,
 };
 use duroxide::providers::{DeleteInstanceResult, InstanceFilter, ProviderError};
 use futures::{stream, StreamExt};
 use std::{
-    collections::{BTreeMap, HashSet},
-    sync::Arc,
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
+use tracing::{info, warn};
 
 pub(crate) use super::plan::{is_deleted, recover, UNDO_AFTER};
 
@@ -26,50 +28,104 @@ const SET: usize = 200;
 /// Roots whose trees are looked for at once, and how many such groups are dealt with at a time.
 const ROOTS: usize = 200;
 const GROUPS: usize = 4;
+/// How often a call begins again where the instances change, or another deletion of them comes first.
+const ATTEMPTS: usize = 5;
+/// How often a tree that grows is looked at, and its new instances marked, too. A marked instance starts no others:
+/// each time there is one generation more at most.
+const GENERATIONS: usize = 20;
 
 /// What keeps a set from being deleted: an instance of it, or something else.
 struct Obstacle {
     instance: Option<String>,
-    /// Whether that is since the instance runs.
-    runs: bool,
+    reason: Reason,
     error: ProviderError,
 }
 
+#[derive(Clone, Copy, PartialEq)]
+enum Reason {
+    Running,
+    /// The instance is not the one that was found.
+    Changed,
+    /// Another deletion of the same instances came first.
+    Overtaken,
+    Other,
+}
+
 impl Obstacle {
-    fn at(instance: String, unmarked: Unmarked) -> Self {
-        let runs = matches!(unmarked, Unmarked::Running);
-        let error = match unmarked {
-            Unmarked::Store(error) => error.into_provider_error(OPERATION),
-            Unmarked::Running => ProviderError::permanent(
-                OPERATION,
-                format!(
-                    "Instance {instance} is still running. Use force=true to delete it anyway, or cancel it first."
-                ),
-            ),
-            Unmarked::Changed => ProviderError::retryable(
-                OPERATION,
-                format!(
-                    "Instance {instance} is not as it was found: it has ended again, or is another one of that name."
-                ),
-            ),
+    fn new(instance: Option<String>, unmarked: Unmarked) -> Self {
+        let name = instance.as_deref().unwrap_or_default();
+        let (reason, error) = match unmarked {
+            Unmarked::Store(error) => (Reason::Other, error.into_provider_error(OPERATION)),
+            Unmarked::Running => {
+                let advice = "Use force=true to delete it anyway, or cancel it first.";
+                let message = format!("Instance {name} is still running. {advice}");
+                (Reason::Running, ProviderError::permanent(OPERATION, message))
+            }
+            Unmarked::Changed => {
+                let how = "it has ended again, or is another one of that name";
+                let message = format!("Instance {name} is not as it was found: {how}. Try again.");
+                (Reason::Changed, ProviderError::retryable(OPERATION, message))
+            }
+            Unmarked::Overtaken => {
+                let message = "Another deletion of the same instances came first. Try again.";
+                (Reason::Overtaken, ProviderError::retryable(OPERATION, message))
+            }
         };
-        Self { instance: Some(instance), runs, error }
+        Self { instance, reason, error }
     }
 
-    fn orphan(parent: Option<String>, orphan: &str) -> Self {
+    fn at(instance: String, unmarked: Unmarked) -> Self {
+        Self::new(Some(instance), unmarked)
+    }
+
+    fn orphan(parent: String, orphan: &str) -> Self {
         let error = ProviderError::permanent(
             OPERATION,
             format!(
                 "Deleting would orphan the sub-orchestration {orphan}: it is not in the set. Ask for the tree again."
             ),
         );
-        Self { instance: parent, runs: false, error }
+        Self { instance: Some(parent), reason: Reason::Other, error }
+    }
+
+    /// Not all of what the instance owes to others could be delivered.
+    fn owing(sender: String, error: StoreError) -> Self {
+        let error = error.into_provider_error(OPERATION);
+        let message = format!(
+            "Instance {sender} has sent a message that could not be delivered yet: {}. Nothing was deleted. Try again, or \
+             use force=true to give up messages that can't be delivered.",
+            error.message
+        );
+        let error = match error.is_retryable() {
+            true => ProviderError::retryable(OPERATION, message),
+            false => ProviderError::permanent(OPERATION, message),
+        };
+        Self { instance: Some(sender), reason: Reason::Other, error }
+    }
+
+    fn growing(parent: String) -> Self {
+        let message = format!(
+            "The tree grows faster than it can be deleted: {parent} has started more instances. Try again, or cancel \
+             its root first."
+        );
+        Self { instance: Some(parent), reason: Reason::Other, error: ProviderError::retryable(OPERATION, message) }
+    }
+
+    /// Whether a call that looks again may do better.
+    fn is_passing(&self) -> bool {
+        matches!(self.reason, Reason::Changed | Reason::Overtaken)
+    }
+}
+
+impl From<Unmarked> for Obstacle {
+    fn from(unmarked: Unmarked) -> Self {
+        Self::new(None, unmarked)
     }
 }
 
 impl From<StoreError> for Obstacle {
     fn from(error: StoreError) -> Self {
-        Self { instance: None, runs: false, error: error.into_provider_error(OPERATION) }
+        Unmarked::from(error).into()
     }
 }
 
@@ -79,19 +135,14 @@ pub(crate) async fn delete_all(
     ids: &[String],
     force: bool,
 ) -> Result<DeleteInstanceResult, ProviderError> {
-    delete_seen(engine, ids, Documents::new(), force).await
-}
-
-/// The same, some of which were seen.
-async fn delete_seen(
-    engine: &Arc<Engine>,
-    ids: &[String],
-    seen: Documents,
-    force: bool,
-) -> Result<DeleteInstanceResult, ProviderError> {
-    match delete_set(engine, ids, seen, force).await {
-        Ok(carried) => whole(carried, OPERATION),
-        Err(mut obstacles) => Err(obstacles.swap_remove(0).error),
+    let terms = Terms { force, gives_up_messages: force, ..Terms::default() };
+    let mut attempt = 1;
+    loop {
+        match delete_set(engine, ids, Documents::new(), &terms, Growth::Refused).await {
+            Ok(carried) => return whole(carried, OPERATION),
+            Err(obstacles) if attempt < ATTEMPTS && obstacles.iter().all(Obstacle::is_passing) => attempt += 1,
+            Err(mut obstacles) => return Err(obstacles.swap_remove(0).error),
+        }
     }
 }
 
@@ -102,69 +153,206 @@ fn whole(carried: Carried, operation: &str) -> Result<DeleteInstanceResult, Prov
     }
 }
 
+/// How a deletion treats a child that it finds after the parent was marked, and that is not in the set.
+#[derive(Clone, Copy, PartialEq)]
+enum Growth {
+    /// The set stays as it is: its caller has named it.
+    Refused,
+    /// The child goes with its tree.
+    Taken,
+}
+
 /// Deletes a set as one, or says what keeps it from that; at least one obstacle. Trouble after the decision is not one.
 async fn delete_set(
     engine: &Arc<Engine>,
     ids: &[String],
     seen: Documents,
-    force: bool,
+    terms: &Terms,
+    growth: Growth,
 ) -> Result<Carried, Vec<Obstacle>> {
-    let mut set: HashSet<&str> = HashSet::with_capacity(ids.len());
-    let unique: Vec<String> = ids.iter().filter(|id| set.insert(id)).cloned().collect();
-    let begun = Plan::begin(engine, &unique, &seen, force).await;
+    let mut unique = HashSet::with_capacity(ids.len());
+    let ids: Vec<String> = ids.iter().filter(|id| unique.insert(*id)).cloned().collect();
+    let begun = Plan::begin(engine, &ids, &seen, terms).await;
     let begun = begun.map_err(|(id, unmarked)| vec![Obstacle::at(id, unmarked)])?;
     let Some((mut plan, others)) = begun else { return Ok(Carried::default()) };
-    let obstacles = prepare(engine, &mut plan, &others, seen, &unique, &set).await;
+    let (parent_of, delivered, gives_up) = (HashMap::new(), HashSet::new(), terms.gives_up_messages);
+    let mut set = Set { ids, others, parent_of, delivered, gives_up };
+    let mut obstacles = prepare(engine, &mut plan, &mut set, seen, growth).await;
+    if obstacles.is_empty() {
+        obstacles.extend(plan.decide().await.err().map(Obstacle::from));
+    }
     if !obstacles.is_empty() {
-        plan.undo(&others).await;
+        plan.undo(&set.others).await;
         return Err(obstacles);
     }
-    if let Err(error) = plan.decide().await {
-        plan.undo(&others).await;
-        return Err(vec![error.into()]);
-    }
     Ok(plan.finish().await)
+}
+
+/// The instances of a deletion.
+struct Set {
+    ids: Vec<String>,
+    /// All but the coordinator, and those before it, which are not there.
+    others: Vec<String>,
+    /// Of those that were found after their parents were marked, whose children they are.
+    parent_of: HashMap<String, String>,
+    /// Messages that the instances owed to others, and that the deletion has delivered.
+    delivered: HashSet<Owed>,
+    /// Messages that nobody can deliver are given up.
+    gives_up: bool,
+}
+
+impl Set {
+    /// The instance that the caller knows of, by one that may have been found later.
+    fn known(&self, id: &str) -> String {
+        let mut known = id;
+        while let Some(parent) = self.parent_of.get(known) {
+            known = parent;
+        }
+        known.to_owned()
+    }
 }
 
 /// Everything before the decision: what stands in its way.
 async fn prepare(
     engine: &Arc<Engine>,
     plan: &mut Plan<'_>,
-    others: &[String],
-    seen: Documents,
-    ids: &[String],
-    set: &HashSet<&str>,
+    set: &mut Set,
+    mut seen: Documents,
+    growth: Growth,
 ) -> Vec<Obstacle> {
-    let unmarked = match plan.mark_others(others, seen).await {
-        Ok(unmarked) => unmarked,
-        Err(error) => return vec![error.into()],
-    };
-    if !unmarked.is_empty() {
-        return unmarked.into_iter().map(|(id, unmarked)| Obstacle::at(id, unmarked)).collect();
+    let mut more = set.others.clone();
+    for _ in 0..GENERATIONS {
+        let unmarked = match plan.mark_others(&more, std::mem::take(&mut seen)).await {
+            Ok(unmarked) => unmarked,
+            Err(error) => return vec![error.into()],
+        };
+        if !unmarked.is_empty() {
+            let obstacle = |(id, unmarked): (String, Unmarked)| {
+                let instance = Some(set.known(&id));
+                Obstacle { instance, ..Obstacle::at(id, unmarked) }
+            };
+            return unmarked.into_iter().map(obstacle).collect();
+        }
+        let LeftBehind { children, owed } = match left_behind(engine, plan, set).await {
+            Ok(left) => left,
+            Err(error) => return vec![error.into()],
+        };
+        if children.is_empty() && owed.is_empty() {
+            return Vec::new();
+        }
+        if growth == Growth::Refused && !children.is_empty() {
+            return children.into_iter().map(|(id, child)| Obstacle::orphan(child.parent, &id)).collect();
+        }
+        let undelivered = match plan.while_it_goes_on(deliver_owed(engine, &owed, set.gives_up)).await {
+            Ok(undelivered) => undelivered,
+            Err(error) => return vec![error.into()],
+        };
+        if !undelivered.is_empty() {
+            let obstacle = |(sender, error): (String, StoreError)| {
+                let instance = Some(set.known(&sender));
+                Obstacle { instance, ..Obstacle::owing(sender, error) }
+            };
+            return undelivered.into_iter().map(obstacle).collect();
+        }
+        set.delivered.extend(owed);
+        more = children.keys().cloned().collect();
+        set.ids.extend_from_slice(&more);
+        set.others.extend_from_slice(&more);
+        for (id, Child { parent, life }) in children {
+            plan.expect([(id.clone(), life)]);
+            set.parent_of.insert(id, parent);
+        }
     }
-    match check_orphans(engine, plan, ids, set).await {
-        Ok(orphans) => orphans,
-        Err(error) => vec![error.into()],
-    }
+    let last = more.first().map(|id| set.known(id)).unwrap_or_default();
+    vec![Obstacle::growing(last)]
 }
 
-/// A child that is not in the set would be left without its parent.
-async fn check_orphans(
-    engine: &Arc<Engine>,
-    plan: &mut Plan<'_>,
-    ids: &[String],
-    set: &HashSet<&str>,
-) -> Result<Vec<Obstacle>, StoreError> {
-    let mut orphans = Vec::new();
-    for parents in names_in_questions(ids, inspect::PARENTS) {
-        for row in inspect::children(engine, parents, engine.deadline()).await? {
-            if let Some(id) = row.id().filter(|id| !set.contains(id.as_str())) {
-                orphans.push(Obstacle::orphan(row.parent, &id));
+/// Documents outside a set that its deletion would lose or leave without a parent.
+#[derive(Default)]
+struct LeftBehind {
+    /// Children that are not in the set.
+    children: BTreeMap<String, Child>,
+    /// Messages that committed turns of the set owe to instances outside it.
+    owed: Vec<Owed>,
+}
+
+/// A child that was found after its parent was marked.
+struct Child {
+    parent: String,
+    life: Life,
+}
+
+/// Asks once the set is marked: a marked instance commits no turn, so it sends nothing more and starts no child.
+async fn left_behind(engine: &Arc<Engine>, plan: &mut Plan<'_>, set: &Set) -> Result<LeftBehind, Unmarked> {
+    let ids: HashSet<&String> = set.ids.iter().collect();
+    let mut left = LeftBehind::default();
+    for parents in names_in_questions(&set.ids, inspect::PARENTS) {
+        // A parent may have so many children that others would think the plan dead by the last page.
+        let mut pages = inspect::dependents_pages(engine, parents)?;
+        while let Some(found) = inspect::next_dependents(engine, &mut pages).await? {
+            let child = |row: InstanceRow| Some((row.id()?, Child { parent: row.parent?, life: row.life }));
+            left.children.extend(found.children.into_iter().filter_map(child).filter(|(id, _)| !ids.contains(id)));
+            // A message for another instance of the plan goes with both.
+            let leaves = |owed: &Owed| !owed.receiver.as_ref().is_some_and(|receiver| plan.has(receiver));
+            left.owed.extend(found.owed.into_iter().filter(|owed| leaves(owed) && !set.delivered.contains(owed)));
+            plan.go_on().await?;
+        }
+    }
+    Ok(left)
+}
+
+/// Delivers what a marked set owes to others, before it is decided: a message of a committed turn must not go with its
+/// sender. Returns the senders whose messages could not be delivered, each with the first reason. `gives_up` is for messages
+/// that nobody can deliver.
+async fn deliver_owed(engine: &Arc<Engine>, owed: &[Owed], gives_up: bool) -> BTreeMap<String, StoreError> {
+    let undelivered = Mutex::new(Undelivered::default());
+    let delivering = stream::iter(owed).for_each_concurrent(plan::CONCURRENCY, |owed| {
+        let undelivered = &undelivered;
+        async move {
+            let Ok(partition) = Partition::instance(&owed.sender) else { return };
+            let expected = lock(undelivered).expected(owed);
+            let delivered = match expected {
+                Some(error) => Err(error),
+                None => outbox::deliver_before_deletion(engine, &partition, &owed.id).await,
+            };
+            match delivered {
+                Ok(()) => {}
+                Err(error) if gives_up && !error.is_passing() => {
+                    warn!(instance_id = owed.sender, %error, "deleting an instance whose message can't be delivered");
+                }
+                Err(error) => lock(undelivered).note(owed, error),
             }
         }
-        plan.go_on().await?;
+    });
+    delivering.await;
+    undelivered.into_inner().unwrap_or_else(PoisonError::into_inner).senders
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Messages that could not be delivered. One is enough to keep its sender, and a receiver that can't be reached is not asked
+/// for each of its messages.
+#[derive(Default)]
+struct Undelivered {
+    senders: BTreeMap<String, StoreError>,
+    receivers: HashMap<Partition, StoreError>,
+}
+
+impl Undelivered {
+    /// The reason that a message would not be delivered for either, if there is one.
+    fn expected(&self, owed: &Owed) -> Option<StoreError> {
+        let of_receiver = || self.receivers.get(owed.receiver.as_ref()?);
+        self.senders.get(&owed.sender).or_else(of_receiver).cloned()
     }
-    Ok(orphans)
+
+    fn note(&mut self, owed: &Owed, error: StoreError) {
+        if let Some(receiver) = owed.receiver.clone().filter(|_| error.is_passing()) {
+            self.receivers.insert(receiver, error.clone());
+        }
+        self.senders.entry(owed.sender.clone()).or_insert(error);
+    }
 }
 
 /// Deletes an instance with everything that descends from it.
@@ -174,19 +362,48 @@ pub(crate) async fn delete_tree(
     force: bool,
 ) -> Result<DeleteInstanceResult, ProviderError> {
     let failed = |e: StoreError| e.into_provider_error("delete_instance");
-    if let Some(finished) = resume(engine, id).await.map_err(failed)? {
-        return whole(finished, "delete_instance");
+    let refused = |message: String| Err(ProviderError::permanent("delete_instance", message));
+    let mut attempt = 1;
+    loop {
+        if let Some(finished) = resume(engine, id).await.map_err(failed)? {
+            return whole(finished, "delete_instance");
+        }
+        let Some(found) = inspect::latest(engine, id).await.map_err(failed)? else {
+            // Another deletion has taken it since the first attempt.
+            return if attempt > 1 { Ok(Default::default()) } else { refused(format!("Instance {id} not found")) };
+        };
+        let root = found.document;
+        if root.parent.is_some() && !is_orphan(engine, &root).await.map_err(failed)? {
+            let advice = "Delete root instance instead.";
+            return refused(format!("Cannot delete sub-orchestration {id} directly. {advice}"));
+        }
+        let mut seen = Seen::default();
+        let mut trees = inspect::forest(engine, &[id.to_owned()], Some(&mut seen)).await.map_err(failed)?;
+        let choice = Choice { life: Life::of(&root), has_ended: !force };
+        let chosen = HashMap::from([(id.to_owned(), choice)]);
+        let mut terms = Terms { force, gives_up_messages: force, chosen };
+        terms.expect(seen.lives);
+        match delete_set(engine, &trees.swap_remove(0), seen.documents, &terms, Growth::Taken).await {
+            Ok(carried) => return whole(carried, OPERATION),
+            Err(obstacles) if attempt < ATTEMPTS && obstacles.iter().all(Obstacle::is_passing) => attempt += 1,
+            Err(mut obstacles) => return Err(obstacles.swap_remove(0).error),
+        }
     }
-    let found = inspect::existing(engine, id, "delete_instance").await?;
-    if found.document.parent.is_some() {
-        return Err(ProviderError::permanent(
-            "delete_instance",
-            format!("Cannot delete sub-orchestration {id} directly. Delete root instance instead."),
-        ));
-    }
-    let mut seen = Documents::new();
-    let mut trees = inspect::forest(engine, &[id.to_owned()], Some(&mut seen)).await.map_err(failed)?;
-    delete_seen(engine, &trees.swap_remove(0), seen, force).await
+}
+
+/// The instance that started this one, unless it is gone.
+pub(crate) async fn parent_of(engine: &Arc<Engine>, id: &str) -> Result<Option<String>, StoreError> {
+    let Some(found) = inspect::latest(engine, id).await? else { return Ok(None) };
+    let is_orphan = is_orphan(engine, &found.document).await?;
+    Ok(found.document.parent.filter(|_| !is_orphan))
+}
+
+/// Whether the instance that started this one is gone, though another one may have its name. An orphan is deleted as a
+/// root: no deletion of a tree would ever find it.
+async fn is_orphan(engine: &Arc<Engine>, document: &InstanceDocument) -> Result<bool, StoreError> {
+    let Some(parent) = &document.parent else { return Ok(false) };
+    let Some(found) = inspect::latest(engine, parent).await? else { return Ok(true) };
+    Ok(document.parent_born.as_ref().is_some_and(|born| *born != found.document.born))
 }
 
 /// Finishes a deletion of this instance that was decided and left half-way: what was left of it.
@@ -212,8 +429,8 @@ pub(crate) async fn delete_bulk(
     filter: &InstanceFilter,
 ) -> Result<DeleteInstanceResult, ProviderError> {
     let failed = |e: StoreError| e.into_provider_error("delete_instance_bulk");
-    let roots = |row: &super::InstanceRow| row.parent.is_none() && row.is_terminal();
-    let candidates = inspect::candidates(engine, filter, roots).await.map_err(failed)?;
+    let roots = |row: &InstanceRow| row.parent.is_none() && row.has_ended();
+    let candidates = inspect::candidates(engine, filter, roots, "delete_instance_bulk").await?;
     let mut bulk = Bulk::default();
     let plans: BTreeMap<String, Deleting> =
         candidates.iter().filter_map(|row| row.deleting.clone()).map(|mark| (mark.plan.clone(), mark)).collect();
@@ -224,7 +441,7 @@ pub(crate) async fn delete_bulk(
         }
     }
     let chosen = inspect::chosen(engine, candidates, filter, roots).await.map_err(failed)?;
-    bulk.add(delete_families(engine, &chosen, Documents::new(), true).await);
+    bulk.add(delete_families(engine, chosen, Documents::new(), true).await);
     bulk.failures.unless(bulk.result.instances_deleted > 0, bulk.result)
 }
 
@@ -259,14 +476,23 @@ impl Bulk {
     }
 }
 
-/// Deletes roots, some of which were seen, with their trees, several groups of them at once.
-pub(super) async fn delete_families(engine: &Arc<Engine>, roots: &[String], mut seen: Documents, force: bool) -> Bulk {
+/// Deletes roots that were chosen since they had ended, some of which were seen, with their trees, several groups of
+/// them at once. `force` is for their descendants: a root that runs again is left alone.
+pub(super) async fn delete_families(
+    engine: &Arc<Engine>,
+    roots: Vec<(String, Life)>,
+    mut seen: Documents,
+    force: bool,
+) -> Bulk {
     let groups = roots.chunks(ROOTS).map(|roots| {
-        let seen: Documents = roots.iter().filter_map(|root| seen.remove_entry(root)).collect();
-        (roots.to_vec(), seen)
+        let seen: Documents = roots.iter().filter_map(|(root, _)| seen.remove_entry(root)).collect();
+        let choice = |life: &Life| Choice { life: life.clone(), has_ended: true };
+        let chosen = roots.iter().map(|(root, life)| (root.clone(), choice(life))).collect();
+        let ids: Vec<String> = roots.iter().map(|(root, _)| root.clone()).collect();
+        (ids, seen, Terms { force, gives_up_messages: false, chosen })
     });
     let deleting = stream::iter(groups.collect::<Vec<_>>())
-        .map(|(roots, seen)| async move { delete_roots(engine, &roots, seen, force).await });
+        .map(|(roots, seen, terms)| async move { delete_roots(engine, &roots, seen, terms).await });
     let mut bulk = Bulk::default();
     let groups: Vec<Bulk> = deleting.buffer_unordered(GROUPS).collect().await;
     groups.into_iter().for_each(|group| bulk.add(group));
@@ -274,8 +500,9 @@ pub(super) async fn delete_families(engine: &Arc<Engine>, roots: &[String], mut 
 }
 
 /// Deletes some roots with their trees, as many in one set as make a small one: a set costs a few requests of its own.
-async fn delete_roots(engine: &Arc<Engine>, roots: &[String], mut seen: Documents, force: bool) -> Bulk {
+async fn delete_roots(engine: &Arc<Engine>, roots: &[String], seen: Documents, mut terms: Terms) -> Bulk {
     let mut bulk = Bulk::default();
+    let mut seen = Seen { documents: seen, lives: HashMap::new() };
     let trees = match inspect::forest(engine, roots, Some(&mut seen)).await {
         Ok(trees) => trees,
         Err(error) => {
@@ -283,10 +510,12 @@ async fn delete_roots(engine: &Arc<Engine>, roots: &[String], mut seen: Document
             return bulk;
         }
     };
+    terms.expect(seen.lives);
+    let (terms, mut seen) = (&terms, seen.documents);
     let mut set: Vec<Vec<String>> = Vec::new();
     for tree in trees {
-        let runs = |id: &&String| seen.get(*id).is_some_and(|found| inspect::is_running(&found.document));
-        if let Some(running) = tree.iter().find(runs).filter(|_| !force) {
+        let runs = |id: &&String| seen.get(*id).is_some_and(|found| found.document.is_running());
+        if let Some(running) = tree.iter().find(runs).filter(|_| !terms.force) {
             let obstacle = Obstacle::at(running.clone(), Unmarked::Running);
             bulk.failures.note(running, obstacle.error);
             bulk.running.push(tree[0].clone());
@@ -294,11 +523,11 @@ async fn delete_roots(engine: &Arc<Engine>, roots: &[String], mut seen: Document
         }
         let size: usize = set.iter().map(Vec::len).sum();
         if size > 0 && size + tree.len() > SET {
-            delete_trees(engine, std::mem::take(&mut set), &mut seen, force, &mut bulk).await;
+            delete_trees(engine, std::mem::take(&mut set), &mut seen, terms, &mut bulk).await;
         }
         set.push(tree);
     }
-    delete_trees(engine, set, &mut seen, force, &mut bulk).await;
+    delete_trees(engine, set, &mut seen, terms, &mut bulk).await;
     bulk
 }
 
@@ -307,21 +536,22 @@ async fn delete_trees(
     engine: &Arc<Engine>,
     mut trees: Vec<Vec<String>>,
     seen: &mut Documents,
-    force: bool,
+    terms: &Terms,
     bulk: &mut Bulk,
 ) {
+    let mut attempt = 1;
     while !trees.is_empty() {
         let set = trees.concat();
         // What was seen of them is not true any more once they are marked.
         let seen: Documents = set.iter().filter_map(|id| seen.remove_entry(id)).collect();
-        let obstacles = match delete_set(engine, &set, seen, force).await {
+        let obstacles = match delete_set(engine, &set, seen, terms, Growth::Taken).await {
             Ok(carried) => return bulk.carried(&trees[0][0], carried),
             Err(obstacles) => obstacles,
         };
         let blocked: HashSet<String> = obstacles.iter().filter_map(|obstacle| obstacle.instance.clone()).collect();
         let running: HashSet<&String> = obstacles
             .iter()
-            .filter(|obstacle| obstacle.runs)
+            .filter(|obstacle| obstacle.reason == Reason::Running)
             .filter_map(|obstacle| obstacle.instance.as_ref())
             .collect();
         let before = trees.len();
@@ -332,8 +562,16 @@ async fn delete_trees(
             !tree.iter().any(|id| blocked.contains(id))
         });
         let nothing_told = trees.len() == before;
-        for Obstacle { instance, error, .. } in obstacles {
-            bulk.failures.note(instance.as_deref().unwrap_or_default(), error);
+        if nothing_told && attempt < ATTEMPTS && obstacles.iter().all(Obstacle::is_passing) {
+            attempt += 1;
+            continue;
+        }
+        for Obstacle { instance, reason, error } in obstacles {
+            match reason {
+                // It is not what was asked for any more.
+                Reason::Changed => info!(instance_id = instance, "a bulk deletion spares an instance that has changed"),
+                _ => bulk.failures.note(instance.as_deref().unwrap_or_default(), error),
+            }
         }
         if nothing_told {
             return;

@@ -15,8 +15,10 @@ use super::{
 };
 use crate::{
     engine::Engine,
-    model::{kind, Deleting, DocumentId, InstanceDocument, MessageDocument, Millis, Partition, Sealed},
-    store::{batch::MAX_OPERATIONS, queries, BatchOutcome, Operation, StoreError, Versioned},
+    model::{
+        kind, Deleting, DeliveredDocument, DocumentId, InstanceDocument, MessageDocument, Millis, Partition, Sealed,
+    },
+    store::{batch::MAX_OPERATIONS, or_default, queries, BatchOutcome, Operation, StoreError, Versioned},
     turn::instance_id,
 };
 use azure_core::http::Etag;
@@ -36,27 +38,47 @@ pub(super) struct Erased {
     pub(super) trouble: Option<StoreError>,
 }
 
-/// Erases the instances of `ids` that carry the mark of a decided plan, and takes them out of the counters together. `verdict`
-/// is the coordinator's mark: it says when the plan was decided. `marked` are those that the caller knows from marking them.
+/// A plan that was decided.
+pub(super) struct Decision {
+    /// The coordinator's mark.
+    pub(super) mark: Deleting,
+    /// The decision was made at or after the first of these times and at or before the second, in seconds of the service.
+    after: u64,
+    by: u64,
+}
+
+impl Decision {
+    /// By the coordinator's document, which was last written with the decision or after it.
+    pub(super) fn new(mark: Deleting, written_at: u64) -> Self {
+        let after = mark.decided_after.unwrap_or_default();
+        let by = mark.decided_by.unwrap_or(written_at);
+        Self { mark, after, by }
+    }
+}
+
+/// Erases the instances of `ids` that carry the mark of a decided plan, and takes them out of the counters together. `marked`
+/// are those that the caller knows from marking them.
 pub(super) async fn erase_all(
     engine: &Arc<Engine>,
     ids: &[String],
-    verdict: &Deleting,
+    decision: &Decision,
     marked: &Documents,
     patience: Patience,
 ) -> Erased {
     let partitions: Vec<Partition> = ids.iter().filter_map(|id| Partition::instance(id).ok()).collect();
     let mut erased = Erased { whole: true, ..Erased::default() };
-    let found = match metrics::note_leaving(engine, &partitions, verdict, marked).await {
-        Ok(found) => found,
+    let leaving = match metrics::note_leaving(engine, &partitions, &decision.mark, marked).await {
+        Ok(leaving) => leaving,
         Err(error) => return Erased { trouble: Some(error), whole: false, ..erased },
     };
-    let mut erasing = stream::iter(found)
+    erased.whole = leaving.trouble.is_none();
+    erased.trouble = leaving.trouble;
+    let mut erasing = stream::iter(leaving.instances)
         .map(|found| async move {
             let partition = found.document.instance_id.clone();
             let mut result = DeleteInstanceResult::default();
             let mut noted = None;
-            let outcome = erase(engine, found, verdict, patience, &mut noted, &mut result).await;
+            let outcome = erase(engine, found, decision, patience, &mut noted, &mut result).await;
             (partition, noted, result, outcome)
         })
         .buffer_unordered(CONCURRENCY);
@@ -81,30 +103,56 @@ pub(super) async fn erase_all(
     erased
 }
 
-/// A document of a partition that is emptied.
+/// A document of a partition that is emptied: whatever it is, it goes. What tells a message for the next instance is what a message has.
 #[derive(Deserialize)]
 struct Row {
+    #[serde(deserialize_with = "DocumentId::of_any")]
     id: DocumentId,
     #[serde(rename = "_etag")]
     etag: Etag,
-    #[serde(rename = "type")]
+    #[serde(rename = "type", default, deserialize_with = "or_default")]
     kind: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     due: Option<Millis>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     seq: Option<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     starts: bool,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     delivered: bool,
+    /// When the service took it, in seconds.
+    #[serde(rename = "_ts", default)]
+    written_at: u64,
 }
 
 impl Row {
     /// Whether it may be meant for a new instance of the same name: what came from outside any turn, or starts an instance
     /// on behalf of another one, after the deletion was decided.
-    fn is_for_the_next(&self, before: &str) -> bool {
-        let from_elsewhere = MessageDocument::is_from_outside(&self.id) || (self.starts && self.delivered);
-        self.is_message() && from_elsewhere && self.seq.as_deref().is_some_and(|seq| seq > before)
+    fn is_for_the_next(&self, decision: &Decision) -> bool {
+        let from_elsewhere = self.is_from_outside() || (self.starts && self.delivered);
+        self.is_message() && from_elsewhere && self.is_after(decision) && !self.is_parked()
+    }
+
+    /// Whether it came after the deletion was decided. The service's time tells, as far as it does. Within the seconds of the
+    /// decision a start of a client counts as later, so that none is lost; for other messages the order of the processes'
+    /// clocks decides.
+    fn is_after(&self, decision: &Decision) -> bool {
+        let is_made_after = || self.seq.as_ref().is_some_and(|seq| *seq > decision.mark.before);
+        if self.written_at < decision.after || self.written_at > decision.by {
+            return self.written_at > decision.by;
+        }
+        (self.starts && self.is_from_outside()) || is_made_after()
+    }
+
+    /// Whether it follows a start that is for the next instance, and so is for that one, too.
+    fn follows(&self, start: &str, decision: &Decision) -> bool {
+        let from_elsewhere = self.is_from_outside() || self.delivered;
+        let is_later = self.written_at >= decision.after && self.seq.as_deref().is_some_and(|seq| seq > start);
+        self.is_message() && from_elsewhere && is_later && !self.is_parked()
+    }
+
+    fn is_from_outside(&self) -> bool {
+        MessageDocument::is_from_outside(&self.id)
     }
 
     fn is_message(&self) -> bool {
@@ -114,6 +162,12 @@ impl Row {
     /// Whether it was there before the instance: one that is left without the document which marks it would never be seen.
     fn is_parked(&self) -> bool {
         self.is_message() && self.due == Some(MessageDocument::PARKED)
+    }
+
+    /// What is left of a message that another instance has sent: it may be delivered again.
+    fn marker(&self, partition: &Partition) -> Option<DeliveredDocument> {
+        let is_delivered = self.is_message() && self.delivered;
+        is_delivered.then(|| DeliveredDocument::new(self.id.clone(), partition.clone()))
     }
 
     fn is_of_a_queue(&self) -> bool {
@@ -129,7 +183,7 @@ impl Row {
 async fn erase(
     engine: &Arc<Engine>,
     found: Versioned<InstanceDocument>,
-    verdict: &Deleting,
+    decision: &Decision,
     patience: Patience,
     noted: &mut Option<Sealed>,
     result: &mut DeleteInstanceResult,
@@ -141,19 +195,23 @@ async fn erase(
             Some(found) => Some(found),
             None => {
                 let partition = std::slice::from_ref(&partition);
-                metrics::note_leaving(engine, partition, verdict, &Documents::new()).await?.pop()
+                let mut leaving = metrics::note_leaving(engine, partition, &decision.mark, &Documents::new()).await?;
+                match leaving.trouble {
+                    Some(error) => return Err(error),
+                    None => leaving.instances.pop(),
+                }
             }
         };
         engine.cache.forget(&partition);
         let Some(found) = found else { return Ok(true) };
         noted.clone_from(&found.document.sealed);
-        match empty(engine, &found, &verdict.before, patience, result).await? {
+        match empty(engine, &found, decision, patience, result).await? {
             Emptied::Wholly => {
                 result.instances_deleted = u64::from(found.document.exists());
                 result.queue_messages_deleted += u64::from(found.document.enclosed.is_some());
                 result.executions_deleted = found.document.totals.executions;
                 result.events_deleted = found.document.totals.events;
-                sweep_late(engine, &partition, &verdict.before).await?;
+                sweep_late(engine, &partition, decision).await?;
                 return Ok(true);
             }
             Emptied::LookAgain if !patience.is_over() => {}
@@ -173,18 +231,20 @@ enum Emptied {
 async fn empty(
     engine: &Arc<Engine>,
     found: &Versioned<InstanceDocument>,
-    before: &str,
+    decision: &Decision,
     patience: Patience,
     result: &mut DeleteInstanceResult,
 ) -> Result<Emptied, StoreError> {
     let (partition, mut etag) = (&found.document.instance_id, found.etag.clone());
-    let (next, mut rows): (Vec<Row>, Vec<Row>) =
-        contents(engine, partition).await?.into_iter().partition(|row| row.is_for_the_next(before) && !row.is_parked());
-    rows.retain(|row| row.kind != kind::INSTANCE);
+    let mut document = found.document.clone();
+    document.keep_service_times();
+    let (next, mut rows) = tell_apart(contents(engine, partition).await?, decision);
+    // A marker outlives its instance: what it marks may be delivered again, as long as the sender has its intent.
+    rows.retain(|row| !matches!(row.kind.as_str(), kind::INSTANCE | kind::DELIVERED));
     let documents = rows.len();
     while rows.len() >= MAX_OPERATIONS {
         let chunk = rows.split_off(rows.len() - (MAX_OPERATIONS - 1));
-        let fence = Operation::replace(instance_id(), &found.document, Some(&etag))?;
+        let fence = Operation::replace(instance_id(), &document, Some(&etag))?;
         let Deleted::Now(Some(fence)) = delete_with(engine, partition, fence, &chunk, result).await? else {
             return Ok(Emptied::LookAgain);
         };
@@ -204,8 +264,16 @@ async fn empty(
     Ok(Emptied::Wholly)
 }
 
+/// What is meant for the next instance of the same name, and what goes.
+fn tell_apart(rows: Vec<Row>, decision: &Decision) -> (Vec<Row>, Vec<Row>) {
+    let starts = rows.iter().filter(|row| row.starts && row.is_for_the_next(decision));
+    let first = starts.filter_map(|row| row.seq.clone()).min();
+    let follows = |row: &Row| first.as_ref().is_some_and(|first| row.follows(first, decision));
+    rows.into_iter().partition(|row| row.is_for_the_next(decision) || follows(row))
+}
+
 async fn contents(engine: &Engine, partition: &Partition) -> Result<Vec<Row>, StoreError> {
-    engine.store.query_partition(partition, queries::CONTENTS.statement().authoritative(), engine.deadline()).await
+    engine.store.query_partition(partition, queries::CONTENTS.statement().authoritative(), engine.per_page()).await
 }
 
 enum Deleted {
@@ -223,7 +291,12 @@ async fn delete_with(
     result: &mut DeleteInstanceResult,
 ) -> Result<Deleted, StoreError> {
     let mut operations = vec![fence];
-    operations.extend(rows.iter().map(|row| Operation::delete(row.id.clone(), None)));
+    for row in rows {
+        operations.push(match row.marker(partition) {
+            Some(marker) => Operation::upsert(&marker)?,
+            None => Operation::delete(row.id.clone(), None),
+        });
+    }
     let deleted = match engine.store.batch(partition, &operations, engine.deadline()).await? {
         BatchOutcome::Committed(committed) => Deleted::Now(committed.etag(0).cloned()),
         // The document is gone: we have deleted it and the answer was lost, or somebody was faster.
@@ -236,13 +309,19 @@ async fn delete_with(
 
 /// Deletes messages and activities that came between the last look and the end, or that it did not show, unless there is a new instance, which
 /// they may be for.
-async fn sweep_late(engine: &Engine, partition: &Partition, before: &str) -> Result<(), StoreError> {
+async fn sweep_late(engine: &Engine, partition: &Partition, decision: &Decision) -> Result<(), StoreError> {
     let rows = contents(engine, partition).await?;
     if rows.iter().any(|row| row.kind == kind::INSTANCE) {
         return Ok(());
     }
-    let late = rows.into_iter().filter(|row| row.is_of_a_queue() && !row.is_for_the_next(before));
-    remove(engine, partition, &late.map(|row| (row.id, row.etag)).collect::<Vec<_>>()).await
+    let (_, rows) = tell_apart(rows, decision);
+    let late = rows.into_iter().filter(Row::is_of_a_queue);
+    let (delivered, others): (Vec<Row>, Vec<Row>) = late.partition(|row| row.marker(partition).is_some());
+    for row in delivered {
+        let marker = row.marker(partition);
+        engine.store.replace(partition, &row.id, &marker, Some(&row.etag), engine.deadline()).await?;
+    }
+    remove(engine, partition, &others.into_iter().map(|row| (row.id, row.etag)).collect::<Vec<_>>()).await
 }
 
 /// Deletes documents in batches, each as long as it is the very one that was judged. One that is gone already, or is another

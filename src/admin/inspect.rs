@@ -1,17 +1,22 @@
 //! What there is.
 
-use super::{plan, Documents, InstanceRow, WholeRow};
+use super::{plan, Documents, Failures, InstanceRow, Life};
 use crate::{
     engine::Engine,
-    model::{status, EventSet, ExecutionDocument, InstanceDocument, KvDocument, Millis, Partition, StatusDocument},
-    store::{queries, queries::names_in_questions, Deadline, Freshness, Patience, Statement, StoreError, Versioned},
+    model::{
+        kind, DocumentId, EventSet, ExecutionDocument, InstanceDocument, KvDocument, Millis, Partition, StatusDocument,
+    },
+    store::{
+        or_default, queries, queries::names_in_questions, Deadline, Freshness, Pages, Rows, Statement, StoreError,
+        Versioned,
+    },
     turn::{load, read, release::read_latest},
 };
 use duroxide::{
     providers::{ExecutionInfo, InstanceFilter, InstanceInfo, ProviderError},
     Event, EventKind, SystemStats,
 };
-use futures::{stream, StreamExt, TryStreamExt};
+use futures::{stream, StreamExt};
 use serde::Deserialize;
 use std::{
     collections::{BTreeSet, HashMap},
@@ -19,14 +24,11 @@ use std::{
     sync::Arc,
 };
 
-/// Instances that a query returns, without those that are deleted.
-pub(crate) async fn instances(
-    engine: &Arc<Engine>,
-    statement: Statement,
-    deadline: Deadline,
-) -> Result<Vec<InstanceRow>, StoreError> {
-    let rows: Vec<InstanceRow> = engine.store.query_container(statement, deadline).await?;
-    visible(engine, rows, deadline).await
+/// The rows of a query for instances, those that can't be read among them: for a caller that must not overlook one.
+fn all_rows(rows: Rows<InstanceRow>) -> Vec<InstanceRow> {
+    let (mut rows, unreadable) = rows.into_parts();
+    rows.extend(unreadable.iter().filter_map(InstanceRow::unreadable));
+    rows
 }
 
 /// The instances among some rows that are there, and not deleted.
@@ -54,6 +56,18 @@ pub(crate) async fn existing(
     found.filter(|found| found.document.exists()).ok_or_else(missing)
 }
 
+/// An instance that exists, as the write region knows it. A turn that was left half-way is not rolled forward.
+pub(super) async fn latest(
+    engine: &Arc<Engine>,
+    instance: &str,
+) -> Result<Option<Versioned<InstanceDocument>>, StoreError> {
+    let Ok(partition) = Partition::instance(instance) else { return Ok(None) };
+    let found = read_latest(engine, &partition, engine.deadline()).await?;
+    let Some(found) = found.filter(|found| found.document.exists()) else { return Ok(None) };
+    let is_gone = plan::is_deleted(engine, &found.document, engine.deadline()).await?;
+    Ok(Some(found).filter(|_| !is_gone))
+}
+
 /// An execution of the past.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -67,14 +81,11 @@ pub(crate) struct PastExecution {
 }
 
 /// The executions that are stored as documents and not pruned: all but a current one that runs.
-pub(crate) async fn past_executions(
-    engine: &Engine,
-    document: &InstanceDocument,
-    freshness: Freshness,
-    deadline: Deadline,
-) -> Result<Vec<PastExecution>, StoreError> {
-    let statement = queries::EXECUTIONS.statement().seeing(freshness);
-    let mut past: Vec<PastExecution> = engine.store.query_partition(&document.instance_id, statement, deadline).await?;
+async fn past_executions(engine: &Engine, document: &InstanceDocument) -> Result<Vec<PastExecution>, StoreError> {
+    // An execution whose document can't be read is not listed.
+    let pages =
+        engine.store.partition_pages(&document.instance_id, queries::EXECUTIONS.statement(), engine.per_page())?;
+    let mut past: Vec<PastExecution> = pages.collect().await?.readable();
     past.retain(|e| !document.pruning.contains(&e.execution));
     past.sort_by_key(|e| e.execution);
     Ok(past)
@@ -92,7 +103,7 @@ pub(crate) async fn executions(engine: &Arc<Engine>, instance: &str) -> Result<V
     if !found.document.exists() {
         return Ok(Vec::new());
     }
-    let past = past_executions(engine, &found.document, Freshness::Session, deadline).await.map_err(failed)?;
+    let past = past_executions(engine, &found.document).await.map_err(failed)?;
     let mut ids: BTreeSet<u64> = past.iter().map(|e| e.execution).collect();
     ids.insert(found.document.execution);
     Ok(ids.into_iter().collect())
@@ -114,7 +125,8 @@ pub(crate) async fn history(
     if found.document.pruning.contains(&execution) {
         return Ok(Vec::new());
     }
-    let documents = read::history(engine, &partition, execution, Freshness::Session, deadline).await.map_err(failed)?;
+    let documents = read::history(engine, &partition, execution, Freshness::Session, engine.per_page()).await;
+    let documents = documents.map_err(failed)?;
     parsed(load::events(documents).map(|(events, _)| events), operation)
 }
 
@@ -251,7 +263,7 @@ async fn value_documents(engine: &Arc<Engine>, partition: &Partition) -> Result<
     if read::instance(engine, partition, deadline).await?.is_none() {
         return Ok(Vec::new());
     }
-    engine.store.query_partition(partition, queries::VALUES.statement(), deadline).await
+    engine.store.query_partition(partition, queries::VALUES.statement(), engine.per_page()).await
 }
 
 /// Sizes of an instance's history and values.
@@ -263,7 +275,7 @@ pub(crate) async fn stats(engine: &Arc<Engine>, instance: &str) -> Result<Option
     let found = read::instance(engine, &partition, deadline).await.map_err(failed)?;
     let Some(found) = found.filter(|found| found.document.exists()) else { return Ok(None) };
     let (execution, freshness) = (found.document.execution, Freshness::Session);
-    let documents = read::history(engine, &partition, execution, freshness, deadline).await.map_err(failed)?;
+    let documents = read::history(engine, &partition, execution, freshness, engine.per_page()).await.map_err(failed)?;
     let count: usize = documents.iter().map(|d| d.events.len()).sum();
     let bytes: usize = documents.iter().flat_map(|d| &d.events).map(String::len).sum();
     let pending = load::events(documents).map_or(0, |(events, _)| carried_forward(&events));
@@ -291,15 +303,65 @@ fn carried_forward(events: &[Event]) -> u64 {
         .unwrap_or(0)
 }
 
-/// The children of some instances, and whose they are. One question: the caller cuts it to size. It is authoritative, since
-/// deletions are decided by it: a child that a lagging region does not show would be left without its parent.
-pub(crate) async fn children(
-    engine: &Arc<Engine>,
-    parents: &[String],
-    deadline: Deadline,
-) -> Result<Vec<InstanceRow>, StoreError> {
+/// The children of some instances, and whose they are. One question: the caller cuts it to size.
+pub(crate) async fn children(engine: &Arc<Engine>, parents: &[String]) -> Result<Vec<InstanceRow>, StoreError> {
     let statement = queries::CHILDREN.statement().bind_list("@parents", parents).authoritative();
-    instances(engine, statement, deadline).await
+    let (mut pages, mut children) = (engine.store.container_pages(statement, engine.per_page())?, Vec::new());
+    while let Some(page) = pages.next().await? {
+        children.extend(visible(engine, all_rows(page), engine.deadline()).await?);
+    }
+    Ok(children)
+}
+
+/// A document that depends on an instance: a child, or a message that the instance still owes to another one.
+#[derive(Deserialize)]
+pub(super) struct Dependent {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(deserialize_with = "DocumentId::of_any")]
+    id: DocumentId,
+    /// The receiver of a message.
+    #[serde(default, deserialize_with = "or_default")]
+    target: Option<Partition>,
+    #[serde(flatten)]
+    row: InstanceRow,
+}
+
+/// Some of the documents that depend on some instances.
+pub(super) struct Dependents {
+    pub(super) children: Vec<InstanceRow>,
+    pub(super) owed: Vec<Owed>,
+}
+
+/// A message that an instance still owes to another one, by the id of its intent.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(super) struct Owed {
+    pub(super) sender: String,
+    pub(super) receiver: Option<Partition>,
+    pub(super) id: DocumentId,
+}
+
+/// What depends on some instances, page by page. The query is authoritative, since deletions are decided by it: a lagging
+/// region may not show a child, which would be left without its parent.
+pub(super) fn dependents_pages(engine: &Engine, parents: &[String]) -> Result<Pages<Dependent>, StoreError> {
+    let statement = queries::DEPENDENTS.statement().bind_list("@parents", parents).authoritative();
+    engine.store.container_pages(statement, engine.per_page())
+}
+
+pub(super) async fn next_dependents(
+    engine: &Arc<Engine>,
+    pages: &mut Pages<Dependent>,
+) -> Result<Option<Dependents>, StoreError> {
+    let Some(page) = pages.next().await? else { return Ok(None) };
+    let (rows, unreadable) = page.into_parts();
+    let (intents, children): (Vec<Dependent>, Vec<Dependent>) =
+        rows.into_iter().partition(|dependent| dependent.kind == kind::INTENT);
+    let owed = |intent: Dependent| Some(Owed { sender: intent.row.parent?, receiver: intent.target, id: intent.id });
+    let owed = intents.into_iter().filter_map(owed).collect();
+    let mut children: Vec<InstanceRow> = children.into_iter().map(|child| child.row).collect();
+    children.extend(unreadable.iter().filter_map(InstanceRow::unreadable));
+    let children = visible(engine, children, engine.deadline()).await?;
+    Ok(Some(Dependents { children, owed }))
 }
 
 /// Parents whose children are asked for at once.
@@ -311,12 +373,21 @@ pub(crate) async fn tree(engine: &Arc<Engine>, root: &str) -> Result<Vec<String>
     Ok(trees.pop().unwrap_or_default())
 }
 
-/// Several roots, each with all that descend from it, parents before children. A generation of all of them is asked for at once. What is `seen`
-/// of the descendants is told, of the first of them.
+/// Descendants of some roots, as a query has shown them.
+#[derive(Default)]
+pub(super) struct Seen {
+    /// The documents of the first of them.
+    pub(super) documents: Documents,
+    /// Which instance of its name each of them is.
+    pub(super) lives: HashMap<String, Life>,
+}
+
+/// Several roots, each with all that descend from it, parents before children. A generation of all of them is asked for at once. The
+/// descendants are noted in `seen`.
 pub(super) async fn forest(
     engine: &Arc<Engine>,
     roots: &[String],
-    mut seen: Option<&mut Documents>,
+    mut seen: Option<&mut Seen>,
 ) -> Result<Vec<Vec<String>>, StoreError> {
     let mut trees: Vec<Vec<String>> = roots.iter().map(|root| vec![root.clone()]).collect();
     let mut tree_of: HashMap<String, usize> =
@@ -327,7 +398,7 @@ pub(super) async fn forest(
         for parents in names_in_questions(&generation, PARENTS) {
             let children = match &mut seen {
                 Some(seen) => whole_children(engine, parents, seen).await?,
-                None => children(engine, parents, engine.deadline()).await?,
+                None => children(engine, parents).await?,
             };
             for row in children {
                 let Some((id, parent)) = row.id().zip(row.parent) else { continue };
@@ -346,24 +417,26 @@ pub(super) async fn forest(
 async fn whole_children(
     engine: &Arc<Engine>,
     parents: &[String],
-    seen: &mut Documents,
+    seen: &mut Seen,
 ) -> Result<Vec<InstanceRow>, StoreError> {
     let statement = queries::WHOLE_CHILDREN.statement().bind_list("@parents", parents).authoritative();
-    let mut pages = engine.store.container_pages(statement, Patience::PerPage(engine.config.operation_timeout()))?;
+    let mut pages = engine.store.container_pages(statement, engine.per_page())?;
     let mut rows = Vec::new();
     while let Some(page) = pages.next().await? {
-        let page: Vec<WholeRow> = page;
-        for WholeRow { row, document } in page {
-            seen.extend(row.id().zip(document).filter(|_| seen.len() < plan::KNOWN));
+        let page: Rows<Versioned<InstanceDocument>> = page;
+        let (whole, unreadable) = page.into_parts();
+        for found in whole {
+            let row = InstanceRow::of(&found.document);
+            if let Some(id) = row.id() {
+                seen.lives.insert(id.clone(), row.life.clone());
+                seen.documents.extend(Some((id, found)).filter(|_| seen.documents.len() < plan::KNOWN));
+            }
             rows.push(row);
         }
+        // Who marks the tree reads the document, and says that it can't.
+        rows.extend(unreadable.iter().filter_map(InstanceRow::unreadable));
     }
     visible(engine, rows, engine.deadline()).await
-}
-
-/// Whether an instance may be deleted without force.
-pub(crate) fn is_running(document: &InstanceDocument) -> bool {
-    document.status.as_deref() == Some(status::RUNNING)
 }
 
 /// The ids of the instances that a query returns.
@@ -372,8 +445,10 @@ pub(crate) async fn list(
     statement: Statement,
     operation: &str,
 ) -> Result<Vec<String>, ProviderError> {
-    let rows = instances(engine, statement, engine.deadline()).await;
-    let rows = rows.map_err(|e| e.into_provider_error(operation))?;
+    let failed = |e: StoreError| e.into_provider_error(operation);
+    let pages = engine.store.container_pages::<InstanceRow>(statement, engine.per_page()).map_err(failed)?;
+    let rows = pages.collect().await.map_err(failed)?;
+    let rows = visible(engine, rows.readable(), engine.deadline()).await.map_err(failed)?;
     Ok(rows.iter().filter_map(InstanceRow::id).collect())
 }
 
@@ -388,16 +463,28 @@ pub(super) async fn candidates(
     engine: &Arc<Engine>,
     filter: &InstanceFilter,
     fits: impl Fn(&InstanceRow) -> bool,
-) -> Result<Vec<InstanceRow>, StoreError> {
-    let Some(named) = &filter.instance_ids else { return oldest(engine, filter, fits).await };
+    operation: &str,
+) -> Result<Vec<InstanceRow>, ProviderError> {
+    let Some(named) = &filter.instance_ids else {
+        return oldest(engine, filter, fits).await.map_err(|e| e.into_provider_error(operation));
+    };
     let unique: BTreeSet<&String> = named.iter().collect();
     let partitions: Vec<Partition> = unique.into_iter().filter_map(|id| Partition::instance(id).ok()).collect();
     let reading = stream::iter(partitions).map(|partition| async move {
-        let found = read_latest(engine, &partition, engine.deadline()).await?;
-        Ok(found.map(|found| InstanceRow::of(&found.document)))
+        let found = read_latest(engine, &partition, engine.deadline()).await;
+        (partition, found)
     });
-    let found: Vec<Option<InstanceRow>> = reading.buffered(16).try_collect().await?;
-    Ok(found.into_iter().flatten().collect())
+    let mut reading = reading.buffered(16);
+    let (mut rows, mut failures) = (Vec::new(), Failures::default());
+    while let Some((partition, found)) = reading.next().await {
+        match found {
+            Ok(found) => rows.extend(found.map(|found| InstanceRow::of(&found.document))),
+            Err(error) => {
+                failures.note(partition.instance_id().unwrap_or_default(), error.into_provider_error(operation));
+            }
+        }
+    }
+    failures.unless(!rows.is_empty(), rows)
 }
 
 async fn oldest(
@@ -407,11 +494,11 @@ async fn oldest(
 ) -> Result<Vec<InstanceRow>, StoreError> {
     // Whoever is taken is deleted even if it runs: a lagging region may show one that has ended, of the same name.
     let statement = queries::INSTANCES_TO_CLEAN.statement().in_pages_of(PAGE).authoritative();
-    let mut pages = engine.store.container_pages(statement, Patience::PerPage(engine.config.operation_timeout()))?;
+    let mut pages = engine.store.container_pages(statement, engine.per_page())?;
     let (mut rows, mut fitting): (Vec<InstanceRow>, usize) = (Vec::new(), 0);
     while let Some(page) = pages.next().await? {
-        let page: Vec<InstanceRow> = page;
-        rows.extend(page.into_iter().filter(|row| {
+        let page: Rows<InstanceRow> = page;
+        rows.extend(page.readable().into_iter().filter(|row| {
             let fits = fits(row) && takes(filter, row);
             // A marked one may be gone already, and takes nobody's place.
             fitting += usize::from(fits && row.deleting.is_none());
@@ -433,14 +520,14 @@ fn limit(filter: &InstanceFilter) -> usize {
     filter.limit.unwrap_or(DEFAULT_LIMIT) as usize
 }
 
-/// Those of the candidates that the filter takes, up to its limit.
+/// Those of the candidates that the filter takes, up to its limit, as they were then.
 pub(super) async fn chosen(
     engine: &Arc<Engine>,
     candidates: Vec<InstanceRow>,
     filter: &InstanceFilter,
     fits: impl Fn(&InstanceRow) -> bool,
-) -> Result<Vec<String>, StoreError> {
+) -> Result<Vec<(String, Life)>, StoreError> {
     let fitting = candidates.into_iter().filter(|row| fits(row) && takes(filter, row)).collect();
     let visible = visible(engine, fitting, engine.deadline()).await?;
-    Ok(visible.iter().filter_map(InstanceRow::id).take(limit(filter)).collect())
+    Ok(visible.iter().filter_map(|row| Some((row.id()?, row.life.clone()))).take(limit(filter)).collect())
 }

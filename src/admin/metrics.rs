@@ -12,18 +12,18 @@
 //! died are looked after by the next that seals. An instance that changes again is open again, contributes the difference to
 //! what the counters hold of it, and is sealed again.
 
-use super::{plan, retention, shared, Documents, WholeRow};
+use super::{plan, retention, shared, Documents};
 use crate::{
     engine::Engine,
     model::{
         clock::millis, status, CountersDocument, Deleting, InstanceDocument, Lock, Partition, Sealed, Sealing, Totals,
     },
-    store::{queries, Applied, Deadline, Freshness, StoreError, Versioned, WriteOutcome},
+    store::{queries, Applied, Deadline, Freshness, Rows, StoreError, Versioned, WriteOutcome},
     turn::{instance_id, release::read_latest},
 };
 use azure_core::http::Etag;
 use duroxide::providers::{QueueDepths, SystemMetrics};
-use futures::{stream, StreamExt, TryFutureExt, TryStreamExt};
+use futures::{stream, StreamExt, TryFutureExt};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -66,7 +66,7 @@ impl OpenRow {
     }
 
     fn is_to_be_sealed(&self) -> bool {
-        self.deleting.is_none() && self.status.as_deref().is_some_and(status::is_terminal)
+        self.deleting.is_none() && self.status.as_deref().is_some_and(status::instance_has_ended)
     }
 }
 
@@ -107,7 +107,7 @@ async fn system(engine: &Arc<Engine>) -> Result<SystemMetrics, StoreError> {
     }
     let counters = counters.map_or_else(CountersDocument::new, |counters| counters.document);
     // Sealing is housekeeping: it must not keep a caller from its answer.
-    if open.iter().filter(|row| row.is_to_be_sealed()).count() >= WORTH_SEALING {
+    if open.rows.iter().filter(|row| row.is_to_be_sealed()).count() >= WORTH_SEALING {
         seal_soon(engine);
     }
     sum(engine, &counters, &open, deadline).await
@@ -117,8 +117,20 @@ fn version(counters: Option<&Versioned<CountersDocument>>) -> Option<&Etag> {
     counters.map(|counters| &counters.etag)
 }
 
-async fn open_instances(engine: &Engine, deadline: Deadline) -> Result<Vec<OpenRow>, StoreError> {
-    engine.store.query_container(queries::OPEN_INSTANCES.statement().in_background(), deadline).await
+/// The open instances that can be read, and the partitions of those that can't: they are not counted.
+struct Open {
+    rows: Vec<OpenRow>,
+    unreadable: HashSet<String>,
+}
+
+async fn open_instances(engine: &Engine, deadline: Deadline) -> Result<Open, StoreError> {
+    let found = engine.store.query_container(queries::OPEN_INSTANCES.statement().in_background(), deadline).await?;
+    let (rows, unreadable) = found.into_parts();
+    let unreadable: HashSet<String> = unreadable.iter().map(|one| one.partition().to_owned()).collect();
+    if !unreadable.is_empty() {
+        warn!(instances = unreadable.len(), "the metrics are without instances that this version can't read");
+    }
+    Ok(Open { rows, unreadable })
 }
 
 async fn read_counters(engine: &Engine, deadline: Deadline) -> Result<Option<Versioned<CountersDocument>>, StoreError> {
@@ -129,7 +141,7 @@ async fn read_counters(engine: &Engine, deadline: Deadline) -> Result<Option<Ver
 async fn sum(
     engine: &Arc<Engine>,
     counters: &CountersDocument,
-    open: &[OpenRow],
+    Open { rows: open, unreadable }: &Open,
     deadline: Deadline,
 ) -> Result<SystemMetrics, StoreError> {
     let mut total = counters.clone();
@@ -137,7 +149,7 @@ async fn sum(
     let rows: HashMap<&str, &OpenRow> = open.iter().map(|row| (row.instance_id.as_str(), row)).collect();
     for (id, step) in &counters.sealing {
         // Where its document is not open any more, or shows it, the step is taken and not counted yet.
-        if rows.get(id.as_str()).is_none_or(|row| row.sealed == step.now) {
+        if !unreadable.contains(id) && rows.get(id.as_str()).is_none_or(|row| row.sealed == step.now) {
             total.count_step(step);
         }
     }
@@ -228,17 +240,17 @@ async fn counters(engine: &Engine) -> Result<Versioned<CountersDocument>, StoreE
 /// As many as go into one note.
 async fn finished_instances(engine: &Engine) -> Result<Vec<Versioned<InstanceDocument>>, StoreError> {
     let statement = queries::FINISHED_INSTANCES.statement().in_background();
-    let rows: Vec<WholeRow> = engine.store.query_container(statement, engine.deadline()).await?;
+    let rows: Rows<Versioned<InstanceDocument>> = engine.store.query_container(statement, engine.deadline()).await?;
     let mut bytes = 0;
-    let finished = rows.into_iter().filter(|whole| whole.row.deleting.is_none()).take_while(|whole| {
-        bytes += entry_bytes(whole.row.instance_id.as_str());
+    let finished = rows.readable().into_iter().filter(|found| found.document.deleting.is_none()).take_while(|found| {
+        bytes += entry_bytes(found.document.instance_id.as_str());
         bytes < MAX_NOTE_BYTES / 2
     });
     // What goes next is counted as it is until then.
     let over = retention::over(engine);
     let goes =
         |document: &InstanceDocument| document.ended.as_ref().is_some_and(|at| over.iter().any(|o| o.contains(at)));
-    Ok(finished.filter_map(|whole| whole.document).filter(|found| !goes(&found.document)).collect())
+    Ok(finished.filter(|found| !goes(&found.document)).collect())
 }
 
 /// What an entry adds to the note, at most.
@@ -337,6 +349,7 @@ async fn take_step(
             return Ok(step.now.is_none() || document.sealed == step.now);
         }
         document.sealed.clone_from(&step.now);
+        document.keep_service_times();
         if step.now.is_some() {
             document.tally = None;
         }
@@ -406,15 +419,15 @@ pub(super) async fn note_leaving(
     partitions: &[Partition],
     verdict: &Deleting,
     marked: &Documents,
-) -> Result<Vec<Versioned<InstanceDocument>>, StoreError> {
+) -> Result<Leaving, StoreError> {
     let _alone = engine.counting.lock().await;
     let (mut marked, nothing) = (marked, Documents::new());
     loop {
         let counters = read_counters(engine, engine.deadline()).await?;
         let leaving = leaving(engine, partitions, verdict, marked).await?;
         let Some(Versioned { document, etag }) = counters else { return Ok(leaving) };
-        let (next, full) = noted(&document, &leaving);
-        let contested = contested(&document, &leaving);
+        let (next, full) = noted(&document, &leaving.instances);
+        let contested = contested(&document, &leaving.instances);
         if full || !contested.is_empty() {
             settle(engine, if full { document.sealing } else { contested }).await?;
             marked = &nothing;
@@ -443,6 +456,14 @@ fn contested(counters: &CountersDocument, leaving: &[Versioned<InstanceDocument>
     leaving.iter().filter_map(|found| seal(&found.document)).collect()
 }
 
+/// Instances that are about to be erased.
+#[derive(Default)]
+pub(super) struct Leaving {
+    pub(super) instances: Vec<Versioned<InstanceDocument>>,
+    /// Why others could not be read. They stay until somebody can read them.
+    pub(super) trouble: Option<StoreError>,
+}
+
 /// The instances that carry a plan's mark: as the caller has `marked` them, where nobody else erases them, or as they are. One whose figures a
 /// seal may be about to change is not as it was marked.
 async fn leaving(
@@ -450,7 +471,7 @@ async fn leaving(
     partitions: &[Partition],
     verdict: &Deleting,
     marked: &Documents,
-) -> Result<Vec<Versioned<InstanceDocument>>, StoreError> {
+) -> Result<Leaving, StoreError> {
     let known = |partition: &Partition| {
         let found = marked.get(partition.instance_id()?)?;
         let is_settled = found.document.tally.is_none() || found.document.sealed.is_none();
@@ -462,23 +483,25 @@ async fn leaving(
     }
     let there: HashSet<&Partition> = leaving.iter().map(|found| &found.document.instance_id).collect();
     let others: Vec<Partition> = partitions.iter().filter(|partition| !there.contains(partition)).cloned().collect();
-    leaving.extend(marked_documents(engine, others, &verdict.plan).await?);
-    Ok(leaving)
+    let mut others = marked_documents(engine, others, &verdict.plan).await;
+    others.instances.append(&mut leaving);
+    Ok(others)
 }
 
-async fn marked_documents(
-    engine: &Engine,
-    partitions: Vec<Partition>,
-    plan: &str,
-) -> Result<Vec<Versioned<InstanceDocument>>, StoreError> {
-    let found: Vec<Option<Versioned<InstanceDocument>>> = stream::iter(partitions)
+async fn marked_documents(engine: &Engine, partitions: Vec<Partition>, plan: &str) -> Leaving {
+    let mut reading = stream::iter(partitions)
         .map(|partition| async move { read_latest(engine, &partition, engine.deadline()).await })
-        .buffer_unordered(CONCURRENCY)
-        .try_collect()
-        .await?;
+        .buffer_unordered(CONCURRENCY);
     let ours =
         |found: &Versioned<InstanceDocument>| found.document.deleting.as_ref().is_some_and(|mark| mark.plan == plan);
-    Ok(found.into_iter().flatten().filter(ours).collect())
+    let mut leaving = Leaving::default();
+    while let Some(found) = reading.next().await {
+        match found {
+            Ok(found) => leaving.instances.extend(found.filter(ours)),
+            Err(error) => drop(leaving.trouble.get_or_insert(error)),
+        }
+    }
+    leaving
 }
 
 /// The counters with the steps to nothing of what is leaving, and whether there is no room for them. A step in the note that
@@ -537,8 +560,9 @@ struct MessageRow {
 
 #[derive(Deserialize)]
 struct WorkRow {
+    /// A lock that can't be read is nobody's.
     #[serde(default)]
-    until: Option<u64>,
+    until: serde_json::Value,
 }
 
 /// Depths as they are kept for other processes.
@@ -562,15 +586,15 @@ pub(crate) async fn shared_queue_depths(engine: &Arc<Engine>) -> Result<QueueDep
 /// Unlocked messages and activities: exact up to 1,000 of each.
 async fn queue_depths(engine: &Arc<Engine>) -> Result<QueueDepths, StoreError> {
     let (deadline, now) = (engine.deadline(), engine.now());
-    let messages: Vec<MessageRow> =
-        engine.store.query_container(queries::MESSAGE_DEPTH.statement().in_background(), deadline).await?;
-    let work: Vec<WorkRow> =
-        engine.store.query_container(queries::WORK_DEPTH.statement().in_background(), deadline).await?;
+    let messages = engine.store.query_container(queries::MESSAGE_DEPTH.statement().in_background(), deadline).await?;
+    let messages: Vec<MessageRow> = messages.readable();
+    let work = engine.store.query_container(queries::WORK_DEPTH.statement().in_background(), deadline).await?;
+    let work: Vec<WorkRow> = work.readable();
     // A message is locked with its instance, which only its holder knows without asking for each.
     let held: std::collections::HashSet<Partition> = engine.turns.iter().map(|t| t.partition.clone()).collect();
     Ok(QueueDepths {
         orchestrator_queue: messages.iter().filter(|row| !held.contains(&row.instance_id)).count(),
-        worker_queue: work.iter().filter(|row| row.until.is_none_or(|until| until <= now)).count(),
+        worker_queue: work.iter().filter(|row| row.until.as_u64().is_none_or(|until| until <= now)).count(),
         timer_queue: 0,
     })
 }

@@ -13,10 +13,10 @@ pub(crate) use plan::deleted_among;
 
 use crate::{
     model::{status, Deleting, InstanceDocument, Millis, Partition},
-    store::Versioned,
+    store::{Unreadable, Versioned},
 };
 use duroxide::providers::{DeleteInstanceResult, ProviderError};
-use serde::{de::Error, Deserialize, Deserializer};
+use serde::Deserialize;
 use serde_json::Value;
 use std::collections::HashMap;
 
@@ -36,6 +36,22 @@ pub(crate) struct InstanceRow {
     pub(crate) completed_at: Option<Millis>,
     #[serde(default)]
     pub(crate) deleting: Option<Deleting>,
+    #[serde(flatten)]
+    life: Life,
+}
+
+/// Tells an instance from others of the same name, and whether an execution of it has ended since.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[serde(default)]
+pub(crate) struct Life {
+    born: String,
+    epoch: u64,
+}
+
+impl Life {
+    fn of(document: &InstanceDocument) -> Self {
+        Self { born: document.born.clone(), epoch: document.epoch }
+    }
 }
 
 impl InstanceRow {
@@ -46,30 +62,28 @@ impl InstanceRow {
             parent: document.parent.clone(),
             completed_at: document.completed_at,
             deleting: document.deleting.clone(),
+            life: Life::of(document),
         }
+    }
+
+    /// As much of an instance as is known where its document can't be read: it is there, and nothing may be decided about it.
+    fn unreadable(unreadable: &Unreadable) -> Option<Self> {
+        Some(Self {
+            instance_id: serde_json::from_value(unreadable.row.get("instanceId")?.clone()).ok()?,
+            status: Some("unreadable".to_owned()),
+            parent: unreadable.row.get("parent").and_then(Value::as_str).map(ToOwned::to_owned),
+            completed_at: None,
+            deleting: None,
+            life: Life::default(),
+        })
     }
 
     pub(crate) fn id(&self) -> Option<String> {
         self.instance_id.instance_id().map(ToOwned::to_owned)
     }
 
-    pub(crate) fn is_terminal(&self) -> bool {
-        self.status.as_deref().is_some_and(status::is_terminal)
-    }
-}
-
-/// A row of a query for whole documents of instances.
-struct WholeRow {
-    row: InstanceRow,
-    /// None where this version can't read it.
-    document: Option<Versioned<InstanceDocument>>,
-}
-
-impl<'de> Deserialize<'de> for WholeRow {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let whole = Value::deserialize(deserializer)?;
-        let row = InstanceRow::deserialize(&whole).map_err(D::Error::custom)?;
-        Ok(Self { row, document: Versioned::from_row(whole).ok() })
+    fn has_ended(&self) -> bool {
+        self.status.as_deref().is_some_and(status::instance_has_ended)
     }
 }
 

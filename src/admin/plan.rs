@@ -1,8 +1,9 @@
 //! The plan of a deletion: all of a set of instances, or none, also when the process dies in the middle.
 //!
-//! 1. The coordinator, the first of the set that is there, gets a mark that names the plan. The other instances are listed in
-//!    parts in its partition, each written before the instances of the part are marked too. A mark takes the lock off: a turn
-//!    under way is lost by the ordinary fence. Nothing is deleted yet.
+//! 1. The coordinator, the first of the set that is there, gets a mark that names the plan. The other instances are
+//!    listed in parts in its partition, each written before the instances of the part are marked too. The write of a
+//!    part also counts it in the coordinator's mark, so that a plan may grow until it is decided. A mark takes the
+//!    lock off: a turn under way is lost by the ordinary fence. Nothing is deleted yet.
 //! 2. The coordinator's mark is *decided*: one write. From here on the whole set does not exist for anybody who looks. Or it
 //!    is *given up*, by one write too: from here on nobody can decide.
 //! 3. Part by part, the instances of a decided plan are erased, and those of one that was given up lose their marks. The
@@ -11,11 +12,17 @@
 //! A plan is decided where its coordinator's document says so, and nowhere else. The coordinator's mark is the first that is
 //! put on and the last that goes. So a mark whose coordinator knows nothing of the plan is one that came too late.
 //!
+//! Where two plans meet, the one that began first goes on, and the other one waits for it or is given up and tried
+//! again. So of two plans that wait for each other one always comes to its end.
+//!
 //! Crash points: before the decision, whoever meets a mark gives the plan up once the coordinator's `due` says that nobody
 //! has gone on with it for long; after it, whoever meets a mark goes on at 3. The coordinator carries `due`, so that a poll
 //! meets it.
 
-use super::{erase, Documents};
+use super::{
+    erase::{self, Decision},
+    Documents, Life,
+};
 use crate::{
     engine::Engine,
     model::{Deleting, InstanceDocument, Millis, Partition, PlanDocument, Verdict},
@@ -27,11 +34,12 @@ use duroxide::providers::DeleteInstanceResult;
 use futures::{stream, StreamExt};
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
+    future::Future,
     sync::Arc,
     time::Duration,
 };
 use tokio::time::Instant;
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 /// How long a plan that is not decided has, since somebody last went on with it, before others give it up.
 pub(crate) const UNDO_AFTER: Millis = 30_000;
@@ -68,7 +76,65 @@ pub(super) enum Unmarked {
     Running,
     /// It is not the one that was found: it has ended again since, or is another one of the same name.
     Changed,
+    /// Another deletion that covers one of the same instances came first.
+    Overtaken,
     Store(StoreError),
+}
+
+/// What must be true of the instances of a set when they are marked.
+#[derive(Clone, Default)]
+pub(super) struct Terms {
+    /// Instances that run are marked, too.
+    pub(super) force: bool,
+    /// Messages of the instances that nobody can deliver are given up.
+    pub(super) gives_up_messages: bool,
+    /// Instances that somebody has chosen: each must be the one that was chosen.
+    pub(super) chosen: HashMap<String, Choice>,
+}
+
+/// How an instance was when it was chosen.
+#[derive(Clone)]
+pub(super) struct Choice {
+    pub(super) life: Life,
+    /// It was chosen since it had ended: it must not run again, even where others may.
+    pub(super) has_ended: bool,
+}
+
+impl Choice {
+    fn still_holds(&self, document: &InstanceDocument) -> bool {
+        let is_same = self.life.born == document.born;
+        is_same && (!self.has_ended || (document.has_ended() && self.life.epoch == document.epoch))
+    }
+}
+
+impl Terms {
+    /// Whether an instance that is found now is another one than was seen before, or, where it must have ended, has
+    /// done so again since.
+    fn is_changed(&self, seen: &Life, document: &InstanceDocument) -> bool {
+        let now = Life::of(document);
+        seen.born != now.born || (!self.force && *seen != now)
+    }
+
+    /// Whether a document is no instance of the set. With force, the first turn of an instance goes, too.
+    fn overlooks(&self, document: &InstanceDocument, now: Millis) -> bool {
+        document.is_for_nobody(now) || (!self.force && !document.exists())
+    }
+
+    /// Why this instance can't be marked.
+    fn refuse(&self, id: &str, document: &InstanceDocument) -> Option<Unmarked> {
+        if !self.force && document.is_running() {
+            return Some(Unmarked::Running);
+        }
+        let chosen = self.chosen.get(id)?;
+        (!chosen.still_holds(document)).then_some(Unmarked::Changed)
+    }
+
+    /// These instances must be the ones that a query has shown.
+    pub(super) fn expect(&mut self, lives: impl IntoIterator<Item = (String, Life)>) {
+        for (id, life) in lives {
+            self.chosen.entry(id).or_insert(Choice { life, has_ended: false });
+        }
+    }
 }
 
 impl From<StoreError> for Unmarked {
@@ -97,11 +163,14 @@ pub(super) struct Plan<'a> {
     engine: &'a Arc<Engine>,
     mark: Deleting,
     partition: Partition,
-    force: bool,
+    terms: Terms,
     /// When the coordinator last heard of us.
     beat: Instant,
     /// The other instances, as our marks have left them.
     marked: Documents,
+    /// The instances that our marks are on, and how many they are with their executions and events.
+    members: HashSet<Partition>,
+    covered: DeleteInstanceResult,
 }
 
 impl<'a> Plan<'a> {
@@ -111,11 +180,11 @@ impl<'a> Plan<'a> {
         engine: &'a Arc<Engine>,
         ids: &[String],
         seen: &Documents,
-        force: bool,
+        terms: &Terms,
     ) -> Result<Option<(Self, Vec<String>)>, (String, Unmarked)> {
         let (name, before) = (engine.new_token(), engine.sequencer.next());
         let look = |(at, id): (usize, String)| async move {
-            let found = find(engine, &id).await;
+            let found = find(engine, &id, terms).await;
             (at, id, found)
         };
         // The first one is there nearly always: the others are looked at only where it is not.
@@ -125,7 +194,7 @@ impl<'a> Plan<'a> {
         while let Some((at, id, found)) = looking.next().await {
             let failed = |unmarked: Unmarked| (id.clone(), unmarked);
             let Some(found) = found.map_err(|e| failed(e.into()))? else { continue };
-            if seen.get(&id).is_some_and(|seen| !force && Life::of(&seen.document) != Life::of(&found.document)) {
+            if seen.get(&id).is_some_and(|seen| terms.is_changed(&Life::of(&seen.document), &found.document)) {
                 return Err(failed(Unmarked::Changed));
             }
             let others = &ids[at + 1..];
@@ -133,30 +202,37 @@ impl<'a> Plan<'a> {
                 plan: name.clone(),
                 coordinator: id.clone(),
                 before: before.clone(),
+                decided_after: None,
+                decided_by: None,
+                last_written: None,
                 verdict: Verdict::Open,
-                parts: others.len().div_ceil(PlanDocument::MEMBERS),
+                parts: 0,
                 part: 0,
                 helped: false,
             };
             let Ok(partition) = Partition::instance(&id) else { continue };
-            if mark_one(engine, &id, &mark, force, UNDO_AFTER, Some(found)).await.map_err(failed)?.is_some() {
-                let (beat, marked) = (Instant::now(), Documents::new());
-                let plan = Self { engine, mark, partition, force, beat, marked };
+            let marked = mark_one(engine, &id, &mark, terms, UNDO_AFTER, Some(found)).await.map_err(failed)?;
+            if let Some(coordinator) = marked {
+                let (beat, marked, covered) = (Instant::now(), Documents::new(), DeleteInstanceResult::default());
+                let (terms, members) = (terms.clone(), HashSet::new());
+                let mut plan = Self { engine, mark, partition, terms, beat, marked, members, covered };
+                plan.cover(&coordinator.document);
                 return Ok(Some((plan, others.to_vec())));
             }
         }
         Ok(None)
     }
 
-    /// Lists and marks the other instances, some of which were seen; which could not be marked. Stops at the part where that
+    /// Lists and marks more instances, some of which were seen; which could not be marked. Stops at the part where that
     /// happens.
     pub(super) async fn mark_others(
         &mut self,
         others: &[String],
         mut seen: Documents,
-    ) -> Result<Vec<(String, Unmarked)>, StoreError> {
-        for (number, members) in others.chunks(PlanDocument::MEMBERS).enumerate() {
-            let part = PlanDocument::new(self.partition.clone(), &self.mark.plan, number, members.to_vec());
+    ) -> Result<Vec<(String, Unmarked)>, Unmarked> {
+        for members in others.chunks(PlanDocument::MEMBERS) {
+            let part = PlanDocument::new(self.partition.clone(), &self.mark.plan, self.mark.parts, members.to_vec());
+            self.mark.parts += 1;
             // An attempt whose answer was lost may have written it already.
             self.say(&[Operation::upsert(&part)?]).await?;
             for chunk in members.chunks(CONCURRENCY) {
@@ -171,45 +247,90 @@ impl<'a> Plan<'a> {
     }
 
     async fn mark_chunk(&mut self, chunk: &[String], seen: &mut Documents) -> Vec<(String, Unmarked)> {
-        let (engine, force, mark) = (self.engine, self.force, &Deleting { parts: 0, ..self.mark.clone() });
+        let (engine, terms, mark) = (self.engine, &self.terms, &Deleting { parts: 0, ..self.mark.clone() });
         let chunk: Vec<_> = chunk.iter().map(|id| (id.clone(), seen.remove(id))).collect();
-        let mut marking = stream::iter(chunk)
+        let marking = stream::iter(chunk)
             .map(|(id, seen)| async move {
-                let marked = mark_one(engine, &id, mark, force, LATE, seen).await;
+                let marked = mark_one(engine, &id, mark, terms, LATE, seen).await;
                 (id, marked)
             })
             .buffer_unordered(CONCURRENCY);
+        let marked: Vec<_> = marking.collect().await;
         let mut failures = Vec::new();
-        while let Some((id, marked)) = marking.next().await {
+        for (id, marked) in marked {
             match marked {
-                Ok(marked) => self.marked.extend(marked.filter(|_| self.marked.len() < KNOWN).map(|found| (id, found))),
+                Ok(Some(found)) => {
+                    self.cover(&found.document);
+                    self.marked.extend(Some((id, found)).filter(|_| self.marked.len() < KNOWN));
+                }
+                Ok(None) => {}
                 Err(unmarked) => failures.push((id, unmarked)),
             }
         }
         failures
     }
 
+    /// Counts an instance that carries our mark.
+    fn cover(&mut self, document: &InstanceDocument) {
+        self.members.insert(document.instance_id.clone());
+        self.covered.instances_deleted += u64::from(document.exists());
+        self.covered.executions_deleted += document.totals.executions;
+        self.covered.events_deleted += document.totals.events;
+    }
+
+    /// Whether an instance carries our mark.
+    pub(super) fn has(&self, instance: &Partition) -> bool {
+        self.members.contains(instance)
+    }
+
+    /// Takes descendants into the plan that were found after their parents were marked.
+    pub(super) fn expect(&mut self, lives: impl IntoIterator<Item = (String, Life)>) {
+        self.terms.expect(lives);
+    }
+
     /// Says now and then that this plan is not dead.
-    pub(super) async fn go_on(&mut self) -> Result<(), StoreError> {
+    pub(super) async fn go_on(&mut self) -> Result<(), Unmarked> {
         if self.beat.elapsed() < BEAT_EVERY {
             return Ok(());
         }
         self.say(&[]).await
     }
 
+    /// Does something that may take long, and says meanwhile that this plan is not dead.
+    pub(super) async fn while_it_goes_on<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Unmarked> {
+        let mut work = std::pin::pin!(work);
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut work => return Ok(done),
+                () = tokio::time::sleep(BEAT_EVERY) => match self.go_on().await {
+                    Err(Unmarked::Store(error)) if error.is_passing() => {
+                        debug!(%error, "the decision tells whether the plan still holds");
+                    }
+                    gone_on => gone_on?,
+                },
+            }
+        }
+    }
+
     /// Postpones the moment from which on others give the plan up, together with `operations`.
-    async fn say(&mut self, operations: &[Operation]) -> Result<(), StoreError> {
-        let due = self.engine.now() + UNDO_AFTER;
+    async fn say(&mut self, operations: &[Operation]) -> Result<(), Unmarked> {
+        let (due, parts) = (self.engine.now() + UNDO_AFTER, self.mark.parts);
         self.beat = Instant::now();
-        self.rewrite(operations, |document, _| document.due = Some(due)).await
+        self.rewrite(operations, |document, mark| {
+            document.due = Some(due);
+            mark.parts = parts;
+        })
+        .await
     }
 
     /// The write that decides: from here on the set does not exist.
-    pub(super) async fn decide(&self) -> Result<(), StoreError> {
+    pub(super) async fn decide(&self) -> Result<(), Unmarked> {
         let (due, before) = (self.engine.now() + staging::TAKEOVER_AFTER, self.engine.sequencer.next());
         self.rewrite(&[], |document, mark| {
             mark.verdict = Verdict::Decided;
             mark.before.clone_from(&before);
+            mark.decided_after = Some(document.written_at);
             document.due = Some(due);
         })
         .await
@@ -219,7 +340,7 @@ impl<'a> Plan<'a> {
         &self,
         operations: &[Operation],
         change: impl Fn(&mut InstanceDocument, &mut Deleting),
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), Unmarked> {
         let Self { engine, mark, partition, .. } = self;
         if rewrite(engine, partition, &mark.plan, &[Verdict::Open], operations, change).await? {
             return Ok(());
@@ -229,13 +350,19 @@ impl<'a> Plan<'a> {
         if theirs.is_some_and(|theirs| theirs.mark.verdict == Verdict::Decided) {
             return Ok(());
         }
-        Err(StoreError::Unavailable { detail: "another deletion of the same instance came first".to_owned() })
+        Err(Unmarked::Overtaken)
     }
 
-    /// Erases everything that the plan covers, once it is decided.
+    /// Erases everything that the plan covers, once it is decided. All of it counts as deleted by the call that has
+    /// decided, although others may have erased a part of it.
     pub(super) async fn finish(&self) -> Carried {
         let carrier = Carrier::Decider(&self.marked);
-        carry_out(self.engine, &self.partition, &self.mark.plan, carrier, Patience::Endless).await
+        let mut carried = carry_out(self.engine, &self.partition, &self.mark.plan, carrier, Patience::Endless).await;
+        if carried.trouble.is_none() {
+            let queue_messages_deleted = carried.result.queue_messages_deleted;
+            carried.result = DeleteInstanceResult { queue_messages_deleted, ..self.covered.clone() };
+        }
+        carried
     }
 
     /// Takes the marks off again. Best effort: whoever meets one goes on with that. A plan that was decided after all, with the
@@ -263,45 +390,32 @@ impl<'a> Plan<'a> {
 }
 
 /// An instance that is there.
-async fn find(engine: &Engine, id: &str) -> Result<Option<Versioned<InstanceDocument>>, StoreError> {
+async fn find(engine: &Engine, id: &str, terms: &Terms) -> Result<Option<Versioned<InstanceDocument>>, StoreError> {
     let Ok(partition) = Partition::instance(id) else { return Ok(None) };
     let found = read_latest(engine, &partition, engine.deadline()).await?;
-    Ok(found.filter(|found| !found.document.is_for_nobody(engine.now())))
+    Ok(found.filter(|found| !terms.overlooks(&found.document, engine.now())))
 }
 
 /// Whether an instance that was seen can be marked, if it is still as it was.
 fn is_plain(document: &InstanceDocument, force: bool) -> bool {
     let is_at_rest = document.exists() && document.deleting.is_none() && document.rolling.is_none();
-    is_at_rest && (force || !super::inspect::is_running(document))
+    is_at_rest && (force || !document.is_running())
 }
 
-/// What is the same as long as an instance has neither ended again nor been made anew.
-#[derive(PartialEq)]
-struct Life {
-    born: String,
-    ended: Option<String>,
-}
-
-impl Life {
-    fn of(document: &InstanceDocument) -> Self {
-        Self { born: document.born.clone(), ended: document.ended.clone() }
-    }
-}
-
-/// Marks one instance, which may have been seen: as it is from then on, none where it is not there. Without force, one that was seen must be the
-/// same.
+/// Marks one instance, which may have been seen: as it is from then on, none where it is not there. One that was seen
+/// must be the same.
 async fn mark_one(
     engine: &Arc<Engine>,
     id: &str,
     mark: &Deleting,
-    force: bool,
+    terms: &Terms,
     look_after: Millis,
     seen: Option<Versioned<InstanceDocument>>,
 ) -> Result<Option<Versioned<InstanceDocument>>, Unmarked> {
     let Ok(partition) = Partition::instance(id) else { return Ok(None) };
     let deadline = engine.deadline();
-    let expected = seen.as_ref().filter(|_| !force).map(|seen| Life::of(&seen.document));
-    let mut seen = seen.filter(|seen| is_plain(&seen.document, force));
+    let expected = seen.as_ref().map(|seen| Life::of(&seen.document));
+    let mut seen = seen.filter(|seen| is_plain(&seen.document, terms.force));
     loop {
         let found = match seen.take() {
             Some(seen) => Some(seen),
@@ -311,23 +425,30 @@ async fn mark_one(
         if document.deleting.as_ref().is_some_and(|theirs| theirs.plan == mark.plan) {
             return Ok(Some(Versioned { document, etag }));
         }
-        if document.deleting.is_none() && document.is_for_nobody(engine.now()) {
+        if document.deleting.is_none() && terms.overlooks(&document, engine.now()) {
             return Ok(None);
         }
-        if document.deleting.is_some() {
-            if !recover(engine, &document, GIVE_WAY_AFTER, deadline).await? {
+        if let Some(theirs) = &document.deleting {
+            let old = if mark.began_before(theirs) { 0 } else { GIVE_WAY_AFTER };
+            if !recover(engine, &document, old, deadline).await? {
                 tokio::time::sleep(LOOK_EVERY).await;
             }
             continue;
         }
         if document.rolling.is_some() {
-            staging::roll_forward(engine, &partition, deadline).await?;
-            continue;
+            match staging::roll_forward(engine, &partition, deadline).await {
+                Ok(_) => continue,
+                // Nobody can apply the rest of that turn: the instance goes with what is left of it.
+                Err(error) if terms.force && !error.is_passing() => {
+                    warn!(instance_id = id, %error, "deleting an instance whose last turn can't be applied");
+                }
+                Err(error) => return Err(error.into()),
+            }
         }
-        if !force && super::inspect::is_running(&document) {
-            return Err(Unmarked::Running);
+        if let Some(unmarked) = terms.refuse(id, &document) {
+            return Err(unmarked);
         }
-        if expected.as_ref().is_some_and(|expected| *expected != Life::of(&document)) {
+        if expected.as_ref().is_some_and(|expected| terms.is_changed(expected, &document)) {
             return Err(Unmarked::Changed);
         }
         put_on(engine, &mut document, mark, look_after);
@@ -347,7 +468,7 @@ fn put_on(engine: &Engine, document: &mut InstanceDocument, mark: &Deleting, loo
         document.claims.pop();
     }
     document.lock = None;
-    document.deleting = Some(mark.clone());
+    document.mark(mark);
     // Nothing else tells of a message that is in the document.
     let soon = if document.enclosed.is_some() { UNDO_AFTER } else { Millis::MAX };
     document.due = Some(now + look_after.min(soon));
@@ -367,6 +488,7 @@ async fn rewrite(
     loop {
         let found = read_latest(engine, partition, deadline).await?;
         let Some(Versioned { mut document, etag }) = found else { return Ok(false) };
+        document.keep_service_times();
         let Some(mut mark) = document.deleting.take().filter(|mark| mark.plan == plan) else { return Ok(false) };
         if !verdicts.contains(&mark.verdict) {
             return Ok(false);
@@ -413,7 +535,8 @@ async fn give_up(engine: &Engine, partition: &Partition, plan: &str) -> Result<b
     .await
 }
 
-/// Goes on with a plan whose verdict stands: part by part, the coordinator last.
+/// Goes on with a plan whose verdict stands: part by part, the coordinator last. A part of which an instance can't be read
+/// stays, with the coordinator, and the other parts go.
 pub(super) async fn carry_out(
     engine: &Arc<Engine>,
     partition: &Partition,
@@ -422,8 +545,9 @@ pub(super) async fn carry_out(
     patience: Patience,
 ) -> Carried {
     let mut carried = Carried::default();
+    let mut from = 0;
     loop {
-        match carry_on(engine, partition, plan, &carrier, patience, &mut carried).await {
+        match carry_on(engine, partition, plan, &carrier, patience, (&mut carried, &mut from)).await {
             Ok(true) if !patience.is_over() => {}
             Ok(_) => return carried,
             Err(error) => {
@@ -434,20 +558,22 @@ pub(super) async fn carry_out(
     }
 }
 
-/// One part, or at last the coordinator; whether there is more.
+/// One part, the first from a number on, or at last the coordinator; whether there is more.
 async fn carry_on(
     engine: &Arc<Engine>,
     partition: &Partition,
     plan: &str,
     carrier: &Carrier<'_>,
     patience: Patience,
-    carried: &mut Carried,
+    (carried, from): (&mut Carried, &mut usize),
 ) -> Result<bool, StoreError> {
-    let found = read_latest(engine, partition, engine.deadline()).await?;
-    let Some(mark) = found.and_then(|found| found.document.deleting).filter(|mark| mark.plan == plan) else {
+    let Some(found) = read_latest(engine, partition, engine.deadline()).await? else { return Ok(false) };
+    let written_at = found.document.written_at;
+    let Some(mark) = found.document.deleting.filter(|mark| mark.plan == plan) else { return Ok(false) };
+    let next = next_part(engine, partition, &mark, *from).await?;
+    if next.is_none() && carried.trouble.is_some() {
         return Ok(false);
-    };
-    let next = next_part(engine, partition, &mark).await?;
+    }
     let members = next.as_ref().map_or_else(|| vec![mark.coordinator.clone()], |(_, part)| part.members.clone());
     match mark.verdict {
         Verdict::Open => return Ok(false),
@@ -459,10 +585,17 @@ async fn carry_on(
                 // It was finished since.
                 Carrier::Helper => return Ok(false),
             };
-            let erased = erase::erase_all(engine, &members, &mark, marked, patience).await;
+            let decision = Decision::new(mark.clone(), written_at);
+            let erased = erase::erase_all(engine, &members, &decision, marked, patience).await;
             super::add(&mut carried.result, erased.result);
-            if let Some(error) = erased.trouble {
-                return Err(error);
+            match (erased.trouble, &next) {
+                (Some(error), Some((number, _))) if error.is_of_one_partition() => {
+                    carried.trouble.get_or_insert(error);
+                    *from = number + 1;
+                    return Ok(true);
+                }
+                (Some(error), _) => return Err(error),
+                (None, _) => {}
             }
             if !erased.whole {
                 return Ok(true);
@@ -478,7 +611,10 @@ async fn carry_on(
     let due = engine.now() + staging::TAKEOVER_AFTER;
     // Where another one was faster, the next look tells.
     rewrite(engine, partition, plan, &[mark.verdict], &[Operation::delete(part.id, None)], |document, mark| {
-        mark.part = mark.part.max(number + 1);
+        // A part before it may be left.
+        if mark.part == number {
+            mark.part += 1;
+        }
         document.due = Some(due);
     })
     .await?;
@@ -500,13 +636,14 @@ pub(super) async fn is_helped(engine: &Engine, mark: &Deleting) -> Result<bool, 
     Ok(theirs.is_none_or(|theirs| theirs.mark.helped))
 }
 
-/// The first part that is still there. Of a plan that was given up, later ones may never have been written.
+/// The first part from a number on that is still there.
 async fn next_part(
     engine: &Engine,
     partition: &Partition,
     mark: &Deleting,
+    from: usize,
 ) -> Result<Option<(usize, PlanDocument)>, StoreError> {
-    for part in mark.part..mark.parts {
+    for part in mark.part.max(from)..mark.parts {
         let id = PlanDocument::document_id(&mark.plan, part);
         let found = engine.store.read(partition, &id, Freshness::Authoritative, engine.deadline()).await?;
         if let Some(Versioned { document, .. }) = found {
@@ -536,7 +673,7 @@ async fn unmark(engine: &Arc<Engine>, id: &str, plan: &str) -> Result<(), StoreE
         if !document.deleting.as_ref().is_some_and(ours) {
             return Ok(());
         }
-        document.deleting = None;
+        document.unmark();
         document.due = document.must_be_looked_at().then(|| engine.now());
         let written = engine.store.replace(&partition, &instance_id(), &document, Some(&etag), deadline).await?;
         engine.cache.forget(&partition);
@@ -551,6 +688,7 @@ async fn unmark(engine: &Arc<Engine>, id: &str, plan: &str) -> Result<(), StoreE
 pub(super) struct Theirs {
     pub(super) mark: Deleting,
     due: Millis,
+    written_at: u64,
 }
 
 pub(super) async fn coordinators_mark(
@@ -561,9 +699,9 @@ pub(super) async fn coordinators_mark(
     let Ok(partition) = Partition::instance(&mark.coordinator) else { return Ok(None) };
     let found = read_latest(engine, &partition, deadline).await?;
     Ok(found.and_then(|Versioned { document, .. }| {
-        let due = document.due.unwrap_or_default();
+        let (due, written_at) = (document.due.unwrap_or_default(), document.written_at);
         let theirs = document.deleting.filter(|theirs| theirs.plan == mark.plan)?;
-        Some(Theirs { mark: theirs, due })
+        Some(Theirs { mark: theirs, due, written_at })
     }))
 }
 
@@ -573,12 +711,9 @@ pub(crate) async fn is_deleted(
     document: &InstanceDocument,
     deadline: Deadline,
 ) -> Result<bool, StoreError> {
-    let Some(mark) = &document.deleting else { return Ok(false) };
-    if let Some(theirs) = coordinators_mark(engine, mark, deadline).await? {
-        return Ok(theirs.mark.verdict == Verdict::Decided);
-    }
-    let still = is_marked_still(engine, &document.instance_id, mark, deadline).await?;
-    Ok(!still)
+    let Some(mark) = document.deleting.clone() else { return Ok(false) };
+    let marked = vec![(document.instance_id.clone(), mark)];
+    Ok(!deleted_among(engine, marked, deadline).await?.is_empty())
 }
 
 /// Whether a mark is still there whose coordinator knows nothing of its plan: then that was given up. Otherwise it was
@@ -605,7 +740,16 @@ pub(crate) async fn deleted_among(
         .map(|(plan, mark)| async move { (plan, coordinators_mark(engine, &mark, deadline).await) })
         .buffer_unordered(CONCURRENCY);
     while let Some((plan, theirs)) = asking.next().await {
-        verdicts.insert(plan, theirs?.map(|theirs| theirs.mark.verdict));
+        let verdict = match theirs {
+            Ok(theirs) => theirs.map(|theirs| theirs.mark.verdict),
+            // Nobody can say what became of the plan: what may be there is shown, and the others with it.
+            Err(StoreError::Malformed { detail }) => {
+                warn!(plan, detail, "the coordinator of a deletion can't be read");
+                Some(Verdict::Open)
+            }
+            Err(error) => return Err(error),
+        };
+        verdicts.insert(plan, verdict);
     }
     let verdicts = &verdicts;
     let mut telling = stream::iter(marked)
@@ -619,8 +763,11 @@ pub(crate) async fn deleted_among(
         .buffer_unordered(CONCURRENCY);
     let mut deleted = HashSet::new();
     while let Some((partition, is_deleted)) = telling.next().await {
-        if is_deleted? {
-            deleted.insert(partition);
+        match is_deleted {
+            Ok(true) => drop(deleted.insert(partition)),
+            Ok(false) => {}
+            Err(StoreError::Malformed { detail }) => warn!(detail, "an instance that carries a mark can't be read"),
+            Err(error) => return Err(error),
         }
     }
     Ok(deleted)
@@ -654,7 +801,8 @@ pub(crate) async fn recover(
             if !help(engine, &coordinator, &theirs.mark).await? {
                 return Ok(true);
             }
-            let erased = erase::erase_all(engine, &[id.to_owned()], &theirs.mark, &Documents::new(), patience).await;
+            let decision = Decision::new(theirs.mark, theirs.written_at);
+            let erased = erase::erase_all(engine, &[id.to_owned()], &decision, &Documents::new(), patience).await;
             return erased.trouble.map_or(Ok(true), Err);
         }
         Verdict::GivenUp if id != mark.coordinator => {

@@ -7,13 +7,19 @@
 //! Invariants: those of deletion. Nothing goes that has not ended, nor a part of a family. A round takes two thirds of the time at most, and every
 //! request of it lets others go first where throughput is short.
 //!
+//! *Time.* No process's clock ends a retention early. A round asks the service for its time, and the earlier of that
+//! and of the local clock counts. The mark that tells the end of an instance was made by some other clock: it is
+//! believed if the document's last write (`_ts`) is old enough, too. Otherwise the mark becomes the time of that
+//! write, by the service's clock.
+//!
 //! Crash points: those of deletion. What a round has left is found by the next, of whichever process.
 
-use super::{delete, plan, prune, shared, Documents, WholeRow};
+use super::{delete, plan, prune, shared, Documents, Life};
 use crate::{
     engine::Engine,
-    model::{clock::millis, Ending, Millis, Partition},
-    store::{in_background, queries, StoreError, Versioned, WriteOutcome},
+    model::{clock::millis, Ending, InstanceDocument, Millis, Partition},
+    skew::Skew,
+    store::{in_background, queries, Rows, StoreError, Unreadable, Versioned, WriteOutcome},
     turn::{instance_id, release::read_latest},
 };
 use duroxide::PruneOptions;
@@ -39,6 +45,9 @@ const PUT_OFF: Millis = 10 * 60 * 1_000;
 const PAGE: usize = 1_000;
 /// Rows that each physical partition returns at a time.
 const ROWS: NonZeroU32 = NonZeroU32::new(250).unwrap();
+/// A clock may be behind by so much, or by a tenth of the age if that is less, and a mark that it makes is believed
+/// all the same: correcting a mark costs a write.
+const SLACK: Millis = 10 * 60 * 1_000;
 /// Where so many went, as many may have ended since.
 const MANY: u64 = 100;
 /// How long a round waits at least before it looks again.
@@ -75,8 +84,9 @@ pub(crate) fn soon(engine: &Arc<Engine>) {
 async fn leaves_more(engine: &Arc<Engine>, who: &str) -> bool {
     match in_background(retire_all(engine, Some(who))).await {
         Ok(round) => {
-            if round.gone > 0 {
-                info!(instances = round.gone, "deleted what had ended long enough ago");
+            if round.gone > 0 || round.unreadable > 0 {
+                let (instances, unreadable) = (round.gone, round.unreadable);
+                info!(instances, unreadable, "deleted what had ended long enough ago");
             }
             round.has_more
         }
@@ -95,6 +105,8 @@ pub(crate) async fn round(engine: &Arc<Engine>) -> Result<u64, StoreError> {
 /// What a round has come to, or a page of it.
 struct Retired {
     gone: u64,
+    /// Roots that are over and stay, since their documents can't be read: of a round, the most that a page had.
+    unreadable: usize,
     /// Whether another look is worth its while.
     has_more: bool,
 }
@@ -102,33 +114,43 @@ struct Retired {
 /// A round; of `who`, as long as it is the only one.
 async fn retire_all(engine: &Arc<Engine>, who: Option<&str>) -> Result<Retired, StoreError> {
     let mut ways = Way::all(engine);
-    let (begun, mut gone) = (Instant::now(), 0);
-    loop {
+    let (begun, mut gone, mut unreadable) = (Instant::now(), 0, 0);
+    let mut trouble = None;
+    while !ways.is_empty() {
         let page = Instant::now();
         if let Some(who) = who {
             if !shared::does(engine, shared::RETENTION, who).await {
-                return Ok(Retired { gone, has_more: false });
+                return Ok(Retired { gone, unreadable, has_more: false });
             }
         }
+        let skew = Skew::measure(engine).await?;
         let mut left = Vec::new();
         // One that has much to do does not keep the others waiting.
         for mut way in ways {
-            let page = way.retire_page(engine).await?;
+            let page = match way.retire_page(engine, skew).await {
+                Ok(page) => page,
+                Err(error) => {
+                    trouble.get_or_insert(error);
+                    continue;
+                }
+            };
             gone += page.gone;
+            unreadable = unreadable.max(page.unreadable);
             if page.has_more {
                 left.push(way);
             }
         }
         ways = left;
         if ways.is_empty() {
-            return Ok(Retired { gone, has_more: false });
+            break;
         }
         // A third of the time is without it, and a few are not worth a look.
         tokio::time::sleep((page.elapsed() / 2).max(MIN_PAUSE)).await;
         if begun.elapsed() >= ROUND {
-            return Ok(Retired { gone, has_more: true });
+            return trouble.map_or(Ok(Retired { gone, unreadable, has_more: true }), Err);
         }
     }
+    trouble.map_or(Ok(Retired { gone, unreadable, has_more: false }), Err)
 }
 
 /// When those have ended whose time is over, as their documents say it: the next round takes them, if their families have ended.
@@ -141,7 +163,26 @@ struct Way {
     ending: Ending,
     age: Millis,
     /// Which this round has tried to delete.
-    tried: HashSet<Partition>,
+    tried: HashSet<(Partition, Life)>,
+    /// Where the next page begins.
+    from: String,
+}
+
+/// The document of a root, as a query returns it.
+type Root = Versioned<InstanceDocument>;
+
+/// Another instance of the same name is another one.
+fn incarnation(root: &Root) -> (Partition, Life) {
+    (root.document.instance_id.clone(), Life::of(&root.document))
+}
+
+fn id(root: &Root) -> Option<String> {
+    root.document.instance_id.instance_id().map(ToOwned::to_owned)
+}
+
+/// When the service took the last write of a root, by the service's time, which is in whole seconds.
+fn written_at(root: &Root) -> Millis {
+    root.document.written_at.saturating_mul(1_000)
 }
 
 impl Way {
@@ -154,38 +195,72 @@ impl Way {
             (Ending::Cancelled, setting.cancelled()),
         ];
         let with_age = ways.into_iter().filter_map(|(ending, age)| Some((ending, age?)));
-        with_age.map(|(ending, age)| Self { ending, age: millis(age), tried: HashSet::new() }).collect()
+        let way = |(ending, age): (Ending, Duration)| Self {
+            ending,
+            age: millis(age),
+            tried: HashSet::new(),
+            from: ending.at(0),
+        };
+        with_age.map(way).collect()
     }
 
     /// From when to when those have ended whose time is over, as their documents say it.
     fn range(&self, now: Millis) -> Range<String> {
-        self.ending.at(0)..self.ending.at(now.saturating_sub(self.age))
+        self.from.clone()..self.ending.at(now.saturating_sub(self.age))
+    }
+
+    /// Whether a root has ended long enough ago, also by the service's time.
+    fn is_believed(&self, root: &Root, service_time: Millis) -> bool {
+        let mark = root.document.ended.as_deref();
+        let slack = SLACK.min(self.age / 10);
+        let is_old = written_at(root).saturating_add(self.age) <= service_time.saturating_add(slack);
+        is_old || mark.is_some_and(Ending::is_proved)
     }
 
     /// Deletes those that ended first.
-    async fn retire_page(&mut self, engine: &Arc<Engine>) -> Result<Retired, StoreError> {
-        let now = engine.now();
+    async fn retire_page(&mut self, engine: &Arc<Engine>, skew: Skew) -> Result<Retired, StoreError> {
+        let service_time = skew.now(engine);
+        let now = engine.now().min(service_time);
         let Range { start: from, end: to } = self.range(now);
         let statement = queries::ENDED.statement().bind("@from", from).bind("@to", to).in_pages_of(ROWS);
-        let rows: Vec<WholeRow> = engine.store.query_container(statement, engine.deadline()).await?;
+        let rows: Rows<Root> = engine.store.query_container(statement, engine.deadline()).await?;
         let is_full = rows.len() >= PAGE;
-        let (again, new): (Vec<WholeRow>, Vec<WholeRow>) =
-            rows.into_iter().partition(|whole| self.tried.contains(&whole.row.instance_id));
-        let later = self.ending.at(now.saturating_sub(self.age).saturating_add(PUT_OFF));
-        put_off(engine, again.iter().filter_map(Family::of).collect(), &later).await;
+        let (rows, unreadable) = rows.into_parts();
+        self.pass(&rows, &unreadable, is_full);
+        let unreadable = unreadable.len();
+        // Those that were tried were believed, and their documents were written since.
+        let (again, rows): (Vec<Root>, Vec<Root>) =
+            rows.into_iter().partition(|root| self.tried.contains(&incarnation(root)));
+        let (new, early): (Vec<Root>, Vec<Root>) =
+            rows.into_iter().partition(|root| self.is_believed(root, service_time));
+        self.tried.extend(new.iter().map(incarnation));
+        let later = self.ending.proved_at(now.saturating_sub(self.age).saturating_add(PUT_OFF));
+        let mut waiting: Vec<Family> = again.iter().filter_map(|root| Family::of(root, &later)).collect();
+        let corrected = |root: &Root| Family::of(root, &self.ending.proved_at(written_at(root)));
+        waiting.extend(early.iter().filter_map(corrected));
+        put_off(engine, waiting).await;
         if new.is_empty() {
-            return Ok(Retired { gone: 0, has_more: is_full });
+            return Ok(Retired { gone: 0, unreadable, has_more: is_full });
         }
-        let roots: Vec<String> = new.iter().filter_map(|whole| whole.row.id()).collect();
-        self.tried.extend(new.iter().map(|whole| whole.row.instance_id.clone()));
         let mut families: HashMap<String, Family> =
-            new.iter().filter_map(|whole| whole.row.id().zip(Family::of(whole))).collect();
-        let seen: Documents = new.into_iter().filter_map(|whole| whole.row.id().zip(whole.document)).collect();
-        let bulk = delete::delete_families(engine, &roots, seen, false).await;
+            new.iter().filter_map(|root| id(root).zip(Family::of(root, &later))).collect();
+        let roots: Vec<(String, Life)> =
+            new.iter().filter_map(|root| Some((id(root)?, Life::of(&root.document)))).collect();
+        let count = roots.len();
+        let seen: Documents = new.into_iter().filter_map(|root| Some((id(&root)?, root))).collect();
+        let bulk = delete::delete_families(engine, roots, seen, false).await;
         let gone = bulk.result.instances_deleted;
-        put_off(engine, bulk.running.iter().filter_map(|root| families.remove(root)).collect(), &later).await;
-        debug!(families = roots.len(), instances = gone, "a page of what has ended");
-        Ok(Retired { gone, has_more: is_full || gone >= MANY || !bulk.is_whole() })
+        put_off(engine, bulk.running.iter().filter_map(|root| families.remove(root)).collect()).await;
+        debug!(families = count, instances = gone, "a page of what has ended");
+        Ok(Retired { gone, unreadable, has_more: is_full || gone >= MANY || !bulk.is_whole() })
+    }
+
+    /// The next page of this round begins behind one that holds nothing but what can't be read: it would hide all others.
+    fn pass(&mut self, rows: &[Root], unreadable: &[Unreadable], is_full: bool) {
+        let last = unreadable.last().and_then(|last| last.row.get("ended")?.as_str());
+        if let Some(last) = last.filter(|_| rows.is_empty() && is_full) {
+            self.from = last.to_owned();
+        }
     }
 }
 
@@ -193,19 +268,21 @@ impl Way {
 struct Family {
     root: Partition,
     ended: String,
+    /// The mark that its root gets if it can't go yet.
+    until: String,
 }
 
 impl Family {
-    fn of(whole: &WholeRow) -> Option<Self> {
-        let ended = whole.document.as_ref()?.document.ended.clone()?;
-        Some(Self { root: whole.row.instance_id.clone(), ended })
+    fn of(root: &Root, until: &str) -> Option<Self> {
+        let ended = root.document.ended.clone()?;
+        Some(Self { root: root.document.instance_id.clone(), ended, until: until.to_owned() })
     }
 }
 
 /// Families that can't go yet, since a member of each runs or something else keeps it: they make room for those behind them. Best effort.
-async fn put_off(engine: &Arc<Engine>, families: Vec<Family>, until: &str) {
+async fn put_off(engine: &Arc<Engine>, families: Vec<Family>) {
     let putting_off = stream::iter(families).map(|family| async move {
-        if let Err(error) = put_off_one(engine, &family, until).await {
+        if let Err(error) = put_off_one(engine, &family).await {
             info!(instance_id = family.root.instance_id(), %error, "what can't go yet is looked at again at once");
         }
     });
@@ -213,14 +290,14 @@ async fn put_off(engine: &Arc<Engine>, families: Vec<Family>, until: &str) {
 }
 
 /// One of them, if it has not ended again since.
-async fn put_off_one(engine: &Arc<Engine>, family: &Family, until: &str) -> Result<(), StoreError> {
+async fn put_off_one(engine: &Arc<Engine>, family: &Family) -> Result<(), StoreError> {
     let (partition, deadline) = (&family.root, engine.deadline());
     let Some(Versioned { mut document, etag }) = read_latest(engine, partition, deadline).await? else { return Ok(()) };
     // A deletion that is under way, or was left half-way, is finished by whoever meets it.
     if document.ended.as_ref() != Some(&family.ended) || document.deleting.is_some() {
         return Ok(());
     }
-    document.ended = Some(until.to_owned());
+    document.ended = Some(family.until.clone());
     let written = engine.store.replace(partition, &instance_id(), &document, Some(&etag), deadline).await?;
     engine.cache.forget(partition);
     if let WriteOutcome::Done(_) = written {

@@ -245,6 +245,7 @@ fn send_later(engine: &Arc<Engine>) {
     if std::mem::replace(&mut engine.dispatch.ringer.lock().at_work, true) {
         return;
     }
+    let mut at_work = AtWork(Some(engine.clone()));
     let engine_too = engine.clone();
     engine.spawn(async move {
         let ringer = &engine_too.dispatch.ringer;
@@ -253,6 +254,8 @@ fn send_later(engine: &Arc<Engine>) {
                 let mut sending = ringer.lock();
                 let Some(next) = sending.next(Instant::now()) else {
                     sending.at_work = false;
+                    // Under the lock: whoever adds a call from here on starts a task.
+                    at_work.has_ended();
                     return;
                 };
                 next
@@ -265,6 +268,24 @@ fn send_later(engine: &Arc<Engine>) {
             }
         }
     });
+}
+
+/// The task that sends what waits. If it is dropped before its end, as with its runtime, the next call starts another.
+struct AtWork(Option<Arc<Engine>>);
+
+impl AtWork {
+    /// The task has ended, and has said so itself.
+    fn has_ended(&mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        if let Some(engine) = self.0.take() {
+            engine.dispatch.ringer.lock().at_work = false;
+        }
+    }
 }
 
 /// Rings a member. Where it has left, returns what others are to be told instead.

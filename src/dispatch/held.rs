@@ -73,7 +73,7 @@ impl Held {
 pub(super) mod tests {
     use super::*;
     use crate::dispatch::here::Here;
-    use crate::model::{DocumentId, Partition, WorkDocument};
+    use crate::model::{DocumentId, Partition, Unknown, WorkDocument};
 
     pub(in crate::dispatch) fn work(session: Option<&str>) -> WorkDocument {
         WorkDocument {
@@ -90,6 +90,7 @@ pub(super) mod tests {
             lock: None,
             item: None,
             etag: None,
+            unknown: Unknown::default(),
         }
     }
 

@@ -13,7 +13,7 @@ use crate::{
     model::{Millis, SlotRange},
     orders::{Counter, Standing, Terms, Wants},
     parcel::Parcel,
-    store::StoreError,
+    store::{self, StoreError},
 };
 use duroxide::providers::ProviderError;
 use std::{
@@ -29,6 +29,8 @@ use tracing::warn;
 pub(super) const CLAIM_TIME: Millis = 10_000;
 /// A caller that does not wait is kept no longer by claims that are under way.
 const SETTLE_TIME: Duration = Duration::from_secs(1);
+/// A caller waits so long after the task that looks for work has panicked.
+const AFTER_PANIC: Duration = Duration::from_secs(1);
 /// A caller that does not wait looks through no more pages than that.
 const MOST_LOOKS: usize = 50;
 
@@ -142,13 +144,16 @@ pub(super) async fn next<O: Order>(
             }
             Next::WorkOff => {
                 let _idle = (order.waiting(dispatch), standing.as_ref().map(Standing::sleeps));
-                let trouble = watch::work_off_apart(engine);
+                let worked_off = watch::work_off_apart(engine);
                 tokio::select! {
                     biased;
                     () = called() => {}
                     () = notified => {}
-                    trouble = trouble => if let Ok(error) = trouble {
-                        wait.trouble(error, O::OPERATION)?;
+                    worked_off = worked_off => match worked_off {
+                        Ok(Ok(())) => {}
+                        Ok(Err(error)) => wait.trouble(error, O::OPERATION)?,
+                        // It panicked and would again: asking at once would only keep the service busy.
+                        Err(_) => tokio::time::sleep_until(wait.until.min(Instant::now() + AFTER_PANIC)).await,
                     },
                     () = tokio::time::sleep_until(wait.until) => {}
                     () = engine.stopping.cancelled() => {}
@@ -210,7 +215,7 @@ enum Next<'a> {
 impl Wait {
     fn new(poll_timeout: Duration) -> Self {
         let patient = !poll_timeout.is_zero();
-        Self { until: Instant::now() + poll_timeout, must_ask: !patient, may_ask: MOST_LOOKS, rest: None, patient }
+        Self { until: store::after(poll_timeout), must_ask: !patient, may_ask: MOST_LOOKS, rest: None, patient }
     }
 
     /// The caller has asked, and there was more than it looked at.
@@ -258,9 +263,8 @@ impl Wait {
 
     /// A caller that waits sits an outage out; one that doesn't is told.
     fn trouble(&self, error: StoreError, operation: &str) -> Result<(), ProviderError> {
-        // What can't be understood of one instance or activity is its own trouble, and no reason to stop waiting for others.
-        let of_one = matches!(error, StoreError::Malformed { .. });
-        if !self.patient || !(error.is_passing() || of_one) {
+        // Trouble of one instance or activity is no reason to stop waiting for others.
+        if !self.patient || !(error.is_passing() || error.is_of_one_partition()) {
             return Err(error.into_provider_error(operation));
         }
         warn!(%error, operation, "trouble while waiting for work");

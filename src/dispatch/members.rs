@@ -8,11 +8,11 @@
 //! dies is listed for [`LIFE`] more; rings go unheard and its slots are swept. Documents that are an hour old are deleted by
 //! whoever lists, since time to live may be switched off.
 
-use super::leases::Place;
+use super::leases::{Asker, Place, Shares};
 use crate::{
     engine::Engine,
     model::{kind, BellDocument, MemberDocument, Need, Partition, Slot, SlotRange, Stand, Tags, Versions},
-    store::{queries, Deadline, Lenient, StoreError},
+    store::{queries, Deadline, StoreError},
 };
 use duroxide::providers::{DispatcherCapabilityFilter, SessionFetchConfig, TagFilter};
 use std::{
@@ -152,6 +152,7 @@ pub(crate) struct Fleet {
     listed: Mutex<Option<Instant>>,
     listing: tokio::sync::Mutex<()>,
     standing: Mutex<Standing>,
+    leases: Asker,
     /// This process's document as it was last written, and when; none where it has none.
     written: Mutex<Option<(MemberDocument, Instant)>>,
 }
@@ -164,6 +165,7 @@ impl Fleet {
             listed: Mutex::default(),
             listing: tokio::sync::Mutex::default(),
             standing: Mutex::default(),
+            leases: Asker::default(),
             written: Mutex::default(),
         }
     }
@@ -289,9 +291,8 @@ impl Fleet {
     /// Reads who is there.
     pub(super) async fn list(&self, engine: &Engine, deadline: Deadline) -> Result<(), StoreError> {
         let statement = queries::MEMBERS.statement().in_background();
-        let members: Vec<Lenient<MemberDocument>> =
-            engine.store.query_partition(&MemberDocument::partition(), statement, deadline).await?;
-        let members: Vec<MemberDocument> = members.into_iter().filter_map(|Lenient(read)| read).collect();
+        let pages = engine.store.partition_pages(&MemberDocument::partition(), statement, deadline)?;
+        let members: Vec<MemberDocument> = pages.collect().await?.readable();
         *self.listed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         // The service's own clock, as far as it is known here: when somebody last renewed.
         let present = members.iter().map(|member| member.renewed).max().unwrap_or(0);
@@ -301,7 +302,7 @@ impl Fleet {
         let mut others: Vec<MemberDocument> =
             members.into_iter().filter(|other| other.renewed + LIFE > present && other.member != self.me).collect();
         others.sort_by(|a, b| a.member.cmp(&b.member));
-        let view = self.place(engine, others);
+        let view = self.place(engine, others).await;
         debug!(others = view.others.len(), turns = ?view.turns, work = ?view.work, "listed the fleet");
         crate::observe::members(view.others.len() + usize::from(self.written().is_some()));
         *self.view.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(view);
@@ -309,19 +310,21 @@ impl Fleet {
     }
 
     /// Which slots are ours, among these.
-    fn place(&self, engine: &Engine, others: Vec<MemberDocument>) -> View {
-        let leases = engine.config.leases();
-        let standing = self.standing();
-        let (versions, tags) = (standing.turns.all(), standing.work.all());
+    async fn place(&self, engine: &Engine, others: Vec<MemberDocument>) -> View {
+        let (versions, tags) = {
+            let standing = self.standing();
+            (standing.turns.all(), standing.work.all())
+        };
         let place = |same: &dyn Fn(&MemberDocument) -> bool| {
             let peers = others.iter().filter(|other| same(other));
             let (position, members) = peers.fold((0, 1), |(position, members), other| {
                 (position + usize::from(other.member < self.me), members + 1)
             });
-            leases.slots(Place::new(position, members))
+            Place::new(position, members)
         };
         let turns = place(&|other| other.turns.as_ref().is_some_and(|stand| Some(&stand.need) == versions.as_ref()));
         let work = place(&|other| other.work.as_ref().is_some_and(|stand| Some(&stand.need) == tags.as_ref()));
+        let Shares { turns, work } = self.leases.shares(engine.config.own_leases(), turns, work).await;
         View { others, turns, work }
     }
 

@@ -440,13 +440,14 @@ impl Dispatch {
         for (id, due) in hint.seen.iter().filter(|(_, due)| *due > now) {
             let mut later = OrchestrationHint::new(hint.partition.clone(), false);
             later.seen.push((id.clone(), *due));
-            self.offer_turn(later, String::new(), *due, false);
+            // Its place in the queue is not known: it is as old as its time says.
+            self.offer_turn(later, format!("{due:015}"), *due, false);
         }
     }
 
-    /// A turn leaves messages behind that did not fit it.
-    pub(crate) fn offer_rest(&self, partition: &Partition) {
-        self.offer_turn(OrchestrationHint::new(partition.clone(), false), String::new(), self.clock.now(), true);
+    /// A turn leaves messages behind that did not fit it; `seq` is their place in the queue, or just before it.
+    pub(crate) fn offer_rest(&self, partition: &Partition, seq: String) {
+        self.offer_turn(OrchestrationHint::new(partition.clone(), false), seq, self.clock.now(), true);
     }
 
     fn offer_turn(&self, mut hint: OrchestrationHint, seq: String, due: Millis, urgent: bool) {

@@ -9,9 +9,9 @@
 use super::{members::View, Dispatch, Offer, OrchestrationHint, WorkHint};
 use crate::{
     engine::Engine,
-    model::{kind, DocumentId, MessageDocument, Millis, Partition, Slot, SlotRange, Tags, WorkDocument},
+    model::{kind, DocumentId, MessageDocument, Millis, Partition, Slot, SlotRange, Tags, Unknown, WorkDocument},
     outbox,
-    store::{queries, Lenient, Pages, Patience, Statement, StoreError, QUERY_TIME},
+    store::{queries, Pages, Patience, Rows, Statement, StoreError, QUERY_TIME},
 };
 use azure_data_cosmos::feed::FeedRange;
 use serde::{de::DeserializeOwned, Deserialize};
@@ -110,7 +110,7 @@ enum Standing {
 
 /// Pages that one look has left to the next.
 pub(super) type Rest = Option<RowPages>;
-pub(super) struct RowPages(Pages<Lenient<Row>>);
+pub(super) struct RowPages(Pages<Row>);
 
 /// Looks for turns. `rest` is where the look before has ended, and where this one ends.
 pub(super) async fn turns(engine: &Arc<Engine>, look: &Look<'_>, rest: &mut Rest) -> Result<Found, StoreError> {
@@ -185,7 +185,7 @@ async fn whole(
     let page = u32::try_from(room).unwrap_or(PAGE);
     let statement = with_tags(with_slots(statement, look, page), tags).bind("@until", engine.now());
     let (documents, full) = rows::<WorkDocument>(engine, look, statement)?.at_least(room).await?;
-    Ok((documents.into_iter().filter_map(|Lenient(read)| read).collect(), full))
+    Ok((documents.readable(), full))
 }
 
 /// Looks for everything that somebody here can take, in both queues, by one question.
@@ -218,7 +218,7 @@ fn rows<T: DeserializeOwned + Send + 'static>(
     engine: &Engine,
     look: &Look<'_>,
     statement: Statement,
-) -> Result<Pages<Lenient<T>>, StoreError> {
+) -> Result<Pages<T>, StoreError> {
     match look.range {
         Some(range) => engine.store.range_pages(range, statement, Patience::PerPage(QUERY_TIME)),
         None => engine.store.container_pages(statement, engine.deadline()),
@@ -230,8 +230,8 @@ fn rows<T: DeserializeOwned + Send + 'static>(
 async fn follow(
     engine: &Arc<Engine>,
     look: &Look<'_>,
-    mut first: Pages<Lenient<Row>>,
-    larger: impl FnOnce() -> Result<Pages<Lenient<Row>>, StoreError>,
+    mut first: Pages<Row>,
+    larger: impl FnOnce() -> Result<Pages<Row>, StoreError>,
     rest: &mut Rest,
 ) -> Result<Found, StoreError> {
     let (page, full) = first.at_least(PAGE as usize).await?;
@@ -260,12 +260,12 @@ async fn follow(
 }
 
 /// Offers the rows of a page.
-fn take_in(engine: &Arc<Engine>, look: &Look<'_>, page: Vec<Lenient<Row>>, full: bool) -> Found {
+fn take_in(engine: &Arc<Engine>, look: &Look<'_>, page: Rows<Row>, full: bool) -> Found {
     let (view, now) = (engine.dispatch.fleet.view(), engine.now());
     let mut found = Found { more: full, ..Found::default() };
     let mut intents = false;
     let rows = page.len();
-    for row in page.into_iter().filter_map(|Lenient(read)| read) {
+    for row in page.readable() {
         let standing = match row.kind.as_str() {
             kind::INTENT => {
                 intents |= row.due <= now;
@@ -395,6 +395,7 @@ impl Row {
             lock: None,
             item: None,
             etag: None,
+            unknown: Unknown::default(),
         }
     }
 }

@@ -34,6 +34,9 @@ pub(crate) async fn next_turn(
     poll_timeout: Duration,
     filter: Option<&DispatcherCapabilityFilter>,
 ) -> Result<Option<Turn>, ProviderError> {
+    if !takes(filter, None) {
+        return Ok(None);
+    }
     let patient = !poll_timeout.is_zero();
     lane::next(engine, &TurnOrder { lock_timeout, patient, filter }, poll_timeout).await
 }
@@ -110,10 +113,11 @@ impl TurnOrder<'_> {
             let deadline = Deadline::after(claim_time(&engine_too, terms.lock_timeout));
             claim::claim(&engine_too, &hint_too, &terms, deadline).await
         };
-        let (engine_too, partition) = (engine.clone(), hint.partition.clone());
+        let (engine_too, partition, lock_timeout) = (engine.clone(), hint.partition.clone(), self.lock_timeout);
         let give_back = move |outcome| {
             if let Ok(Claimed::Turn(turn)) = outcome {
-                release::give_back_later(&engine_too, &partition, turn.1, 0);
+                let until = engine_too.clock.after(lock_timeout);
+                release::give_back_later(&engine_too, &partition, turn.1, until, 0);
             } else {
                 engine_too.dispatch.turn_returned(&partition, 0);
             }

@@ -646,15 +646,16 @@ fn around(slots: &[Slot]) -> SlotRange {
 }
 
 /// Does what is due in a task of its own: a caller that goes away, or has waited long enough, leaves it to be finished. What is
-/// returned tells when, and what was wrong.
-pub(super) fn work_off_apart(engine: &Arc<Engine>) -> oneshot::Receiver<StoreError> {
+/// returned tells when, and what was wrong; it tells nothing if the task panicked.
+pub(super) fn work_off_apart(engine: &Arc<Engine>) -> oneshot::Receiver<Result<(), StoreError>> {
     let (engine_too, (sender, receiver)) = (engine.clone(), oneshot::channel());
     engine.spawn(async move {
-        let Ok(mut watch) = engine_too.dispatch.watch.try_lock() else { return };
-        if let Err(error) = watch.work_off(&engine_too).await {
-            if let Err(error) = sender.send(error) {
-                warn!(%error, "trouble while looking for work");
-            }
+        let worked_off = match engine_too.dispatch.watch.try_lock() {
+            Ok(mut watch) => watch.work_off(&engine_too).await,
+            Err(_) => Ok(()),
+        };
+        if let Err(Err(error)) = sender.send(worked_off) {
+            warn!(%error, "trouble while looking for work");
         }
     });
     receiver

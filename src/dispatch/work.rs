@@ -34,7 +34,6 @@ pub(crate) async fn next_work(
     tags: &TagFilter,
 ) -> Result<Option<Work>, ProviderError> {
     if matches!(tags, TagFilter::None) {
-        tokio::time::sleep(poll_timeout).await;
         return Ok(None);
     }
     let patient = !poll_timeout.is_zero();
@@ -145,11 +144,12 @@ impl WorkOrder<'_> {
             let deadline = Deadline::after(claim_time(&engine_too, terms.lock_timeout));
             claim::claim(&engine_too, &hint_too, &terms, session.as_ref(), deadline).await
         };
-        let (engine_too, document) = (engine.clone(), hint.document.clone());
+        let (engine_too, document, lock_timeout) = (engine.clone(), hint.document.clone(), self.lock_timeout);
         let give_back = move |outcome| {
             engine_too.dispatch.work.set_free(&document.seq, engine_too.now());
             if let Ok(Claimed::Work(work, hold)) = outcome {
-                claim::give_back_later(&engine_too, document, work.1);
+                let until = engine_too.clock.after(lock_timeout);
+                claim::give_back_later(&engine_too, document, work.1, until);
                 if let Some(hold) = hold {
                     session::give_back_later(&engine_too, hold);
                 }

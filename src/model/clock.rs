@@ -72,9 +72,18 @@ impl fmt::Debug for Clock {
     }
 }
 
-/// A duration in whole milliseconds.
+/// Some 140,000 years. The service keeps whole numbers up to 2^53 only. The present and this together are less, and less
+/// than the `due` of a parked message.
+const LONGEST: Millis = 1 << 52;
+
+/// A duration in whole milliseconds, at most [`LONGEST`].
 pub(crate) fn millis(duration: Duration) -> Millis {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+    u64::try_from(duration.as_millis()).map_or(LONGEST, |millis| millis.min(LONGEST))
+}
+
+/// A moment that comes from the application, such as that of a timer, as the service can keep it.
+pub(crate) fn storable(moment: Millis) -> Millis {
+    moment.min(LONGEST)
 }
 
 /// Hands out sequence keys: strings that sort in the order in which they were made, also within one millisecond and when
@@ -111,6 +120,14 @@ impl Sequencer {
 mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU64, Ordering};
+
+    #[test]
+    fn a_duration_without_end_is_a_moment_that_the_service_can_keep() {
+        let clock = Clock::from_fn(|| 4_102_444_800_000);
+        let parked = crate::model::MessageDocument::PARKED;
+        assert!(clock.after(Duration::MAX) < parked && storable(u64::MAX) < parked);
+        assert_eq!(clock.after(Duration::from_millis(5)), 4_102_444_800_005);
+    }
 
     #[test]
     fn keys_sort_in_the_order_in_which_they_were_made_even_when_the_clock_steps_back() {

@@ -4,7 +4,7 @@
 //! `due`; documents without it are never found by a poll. Payloads stay strings: the service turns large integers into
 //! floats and `1.0` into `1`.
 
-use super::{item, DocumentId, EnclosedMessage, EventSet, Marks, Millis, Partition, Slot};
+use super::{item, DocumentId, EnclosedMessage, Ending, EventSet, Marks, Millis, Partition, Slot, Unknown};
 use crate::store::{batch::MAX_DOCUMENT_BYTES, Operation};
 use azure_core::http::Etag;
 use duroxide::providers::WorkItem;
@@ -43,9 +43,15 @@ pub(crate) mod status {
     pub(crate) const FAILED: &str = "Failed";
     pub(crate) const CONTINUED: &str = "ContinuedAsNew";
 
-    /// Whether an execution with this status has ended.
-    pub(crate) fn is_terminal(status: &str) -> bool {
+    /// Whether an execution with this status has ended. Its instance may go on with the next execution.
+    pub(crate) fn execution_has_ended(status: &str) -> bool {
         matches!(status, COMPLETED | FAILED | CONTINUED)
+    }
+
+    /// Whether an instance whose current execution has this status has ended. An instance that continues as new has
+    /// not: its next execution is about to begin.
+    pub(crate) fn instance_has_ended(status: &str) -> bool {
+        matches!(status, COMPLETED | FAILED)
     }
 }
 
@@ -72,6 +78,9 @@ pub(crate) struct InstanceDocument {
     /// When each claim since the last commit was made: what the attempts of a message are counted from.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) claims: Vec<Millis>,
+    /// How many claims there were before those: a document has no room for all times.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) earlier_claims: u32,
     /// The current execution.
     pub(crate) execution: u64,
     /// Its status; none before the first commit, when there is a lock but no instance.
@@ -150,10 +159,19 @@ pub(crate) struct InstanceDocument {
     /// There are parked messages in its partition.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) parked: bool,
+    /// All parked messages are orphans: queue messages that are dropped after a day, unless a start comes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) orphans: bool,
     /// When somebody must look at it: a roll-forward or a deletion that may have been left half-way, parked messages that
     /// did not fit a turn, an enclosed message, or a claim of what may turn out not to be there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) due: Option<Millis>,
+    /// The service's time, in seconds, of the last write before the document was read. A write of this process does not change it.
+    #[serde(rename = "_ts", default, skip_serializing)]
+    pub(crate) written_at: u64,
+    /// Fields of a newer version.
+    #[serde(flatten)]
+    pub(crate) unknown: Unknown,
 }
 
 /// Parts of a turn that does not fit one batch. Noted by the batch that writes each part, so that none is unknown.
@@ -216,6 +234,16 @@ pub(crate) struct Deleting {
     /// When the plan began, in the coordinator when it was decided: messages that were made after that may belong to a new
     /// instance of the same name.
     pub(crate) before: String,
+    /// In the coordinator of a decided plan only: the service's time, in seconds, of the last write before the decision. A message
+    /// that the service took in a later second may belong to a new instance of the same name, whatever its sender's clock says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) decided_after: Option<u64>,
+    /// The same, of the decision itself, once the document was written again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) decided_by: Option<u64>,
+    /// The service's time, in seconds, of the last write before this mark was put on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) last_written: Option<u64>,
     /// In the coordinator only: what became of the plan. Until it is decided nothing is deleted.
     #[serde(default)]
     pub(crate) verdict: Verdict,
@@ -227,6 +255,13 @@ pub(crate) struct Deleting {
     /// In the coordinator only: whether anybody but the one who decided the plan may have erased instances of it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) helped: bool,
+}
+
+impl Deleting {
+    /// Whether this plan began before another: one order for all processes, also where their clocks are off.
+    pub(crate) fn began_before(&self, other: &Self) -> bool {
+        (&self.before, &self.plan) < (&other.before, &other.plan)
+    }
 }
 
 /// What became of the plan of a deletion.
@@ -283,6 +318,7 @@ impl InstanceDocument {
             kind: kind::INSTANCE.to_owned(),
             lock: None,
             claims: Vec::new(),
+            earlier_claims: 0,
             execution: 1,
             status: None,
             name: String::new(),
@@ -312,7 +348,10 @@ impl InstanceDocument {
             pruning: Vec::new(),
             enclosed: None,
             parked: false,
+            orphans: false,
             due: None,
+            written_at: 0,
+            unknown: Unknown::default(),
         }
     }
 
@@ -370,6 +409,32 @@ impl InstanceDocument {
         }
     }
 
+    /// Notes a claim at this time, or right after the last: in order, also where the clock was set back or that of the claim
+    /// before is ahead.
+    pub(crate) fn note_claim(&mut self, now: Millis) {
+        const MOST: usize = 64;
+        if self.claims.len() >= MOST {
+            self.claims.remove(0);
+            self.earlier_claims = self.earlier_claims.saturating_add(1);
+        }
+        let after = self.claims.last().map_or(0, |last| last + 1);
+        self.claims.push(now.max(after));
+    }
+
+    /// How many claims there were since then. Those whose times are not kept are taken together.
+    pub(crate) fn claims_since(&self, then: Millis) -> u32 {
+        let seen = self.claims.iter().filter(|claim| **claim >= then).count();
+        let all = self.claims.first().is_some_and(|first| *first >= then);
+        let earlier = if all { self.earlier_claims } else { 0 };
+        u32::try_from(seen).unwrap_or(u32::MAX).saturating_add(earlier)
+    }
+
+    /// Claims so far count no more.
+    pub(crate) fn forget_claims(&mut self) {
+        self.claims.clear();
+        self.earlier_claims = 0;
+    }
+
     /// Whether the lock is held by this token, valid or not.
     pub(crate) fn held_by(&self, token: &str) -> bool {
         self.lock.as_ref().is_some_and(|lock| lock.token == token)
@@ -380,8 +445,49 @@ impl InstanceDocument {
         self.lock.as_ref().filter(|lock| lock.until > now).map(|lock| lock.until)
     }
 
-    pub(crate) fn is_terminal(&self) -> bool {
-        self.status.as_deref().is_some_and(status::is_terminal)
+    /// Whether the current execution has ended. The instance may go on with the next one.
+    pub(crate) fn execution_has_ended(&self) -> bool {
+        self.status.as_deref().is_some_and(status::execution_has_ended)
+    }
+
+    /// Whether the instance has ended for good.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.status.as_deref().is_some_and(status::instance_has_ended)
+    }
+
+    /// Notes what the time of the last write tells, before another write changes it: when the instance has ended, for
+    /// retention, and when its deletion was decided. Not for a write that says something new about either.
+    pub(crate) fn keep_service_times(&mut self) {
+        match self.deleting.as_mut() {
+            Some(mark) if mark.verdict == Verdict::Decided => drop(mark.decided_by.get_or_insert(self.written_at)),
+            Some(_) => {}
+            None => self.prove_end(self.written_at),
+        }
+    }
+
+    /// Notes that the instance had ended by this time of the service, in seconds, unless that is known better.
+    fn prove_end(&mut self, by: u64) {
+        if let Some(ended) = self.ended.as_mut().filter(|ended| by > 0 && !Ending::is_proved(ended)) {
+            *ended = Ending::proved(ended, by.saturating_mul(1_000));
+        }
+    }
+
+    /// Puts the mark of a deletion on.
+    pub(crate) fn mark(&mut self, mark: &Deleting) {
+        let last_written = Some(self.written_at).filter(|time| *time > 0);
+        self.deleting = Some(Deleting { last_written, ..mark.clone() });
+    }
+
+    /// Takes the mark of a deletion off that was given up. It was no write that retention counts from.
+    pub(crate) fn unmark(&mut self) {
+        if let Some(mark) = self.deleting.take() {
+            self.prove_end(mark.last_written.unwrap_or_default());
+        }
+    }
+
+    /// Whether there is an instance that has not ended.
+    pub(crate) fn is_running(&self) -> bool {
+        self.exists() && !self.has_ended()
     }
 
     /// Which instance of this name is meant, where that is known: of the parent, the one that started it.
@@ -422,8 +528,14 @@ pub(crate) struct MessageDocument {
     /// Which instance of a name it concerns: of a start, the one that sent it; of any other message, the one it is for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) born: Option<String>,
+    /// When a worker found this queue message and neither an instance nor a start for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) orphan_since: Option<Millis>,
     /// The work item as JSON.
     pub(crate) item: String,
+    /// Fields of a newer version.
+    #[serde(flatten)]
+    pub(crate) unknown: Unknown,
 }
 
 impl MessageDocument {
@@ -490,8 +602,15 @@ impl MessageDocument {
             starts: false,
             delivered: false,
             born: None,
+            orphan_since: None,
             item,
+            unknown: Unknown::default(),
         }
+    }
+
+    /// When its sender put it into the queue, by the sender's clock: `seq` begins with that time.
+    pub(crate) fn sent_at(&self) -> Millis {
+        self.seq.get(..15).and_then(|sent| sent.parse().ok()).unwrap_or(0)
     }
 
     /// Whether it waits, out of the polls' sight, for the start of its instance.
@@ -567,6 +686,9 @@ pub(crate) struct WorkDocument {
     pub(crate) item: Option<String>,
     #[serde(rename = "_etag", default, skip_serializing)]
     pub(crate) etag: Option<Etag>,
+    /// Fields of a newer version.
+    #[serde(flatten)]
+    pub(crate) unknown: Unknown,
 }
 
 /// The work item of an activity whose input is large.
@@ -644,6 +766,7 @@ impl WorkDocument {
             lock: None,
             item: None,
             etag: None,
+            unknown: Unknown::default(),
         };
         if Self::is_inline(&item) {
             document.item = Some(item);
@@ -771,6 +894,9 @@ pub(crate) struct KvDocument {
     /// The value before that epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) base: Option<KvBase>,
+    /// Fields of a newer version.
+    #[serde(flatten)]
+    pub(crate) unknown: Unknown,
 }
 
 /// The value that a key had when the running execution began.
@@ -804,6 +930,7 @@ impl KvDocument {
             at,
             epoch,
             base,
+            unknown: before.map(|before| before.unknown.clone()).unwrap_or_default(),
         }
     }
 
@@ -856,6 +983,10 @@ pub(crate) struct IntentDocument {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) due: Option<Millis>,
     pub(crate) created_at: Millis,
+    /// The instance that sends it. A deletion asks for the children of an instance and for what it still owes with one query, so
+    /// the property has the name that children have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) parent: Option<String>,
     pub(crate) target: Partition,
     /// The document to create in the target.
     pub(crate) document: serde_json::Value,
@@ -865,6 +996,9 @@ pub(crate) struct IntentDocument {
     /// Why it can't be delivered, once that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) poisoned: Option<String>,
+    /// Fields of a newer version.
+    #[serde(flatten)]
+    pub(crate) unknown: Unknown,
 }
 
 impl IntentDocument {
@@ -880,6 +1014,7 @@ impl IntentDocument {
     ) -> Self {
         Self {
             id: DocumentId::new("i", &[token, &position.to_string()]),
+            parent: source.instance_id().map(ToOwned::to_owned),
             instance_id: source,
             kind: kind::INTENT.to_owned(),
             due: Some(due),
@@ -888,6 +1023,7 @@ impl IntentDocument {
             document,
             retries: 0,
             poisoned: None,
+            unknown: Unknown::default(),
         }
     }
 }
@@ -928,6 +1064,9 @@ pub(crate) struct SessionDocument {
     pub(crate) last_activity: Millis,
     #[serde(rename = "_etag", default, skip_serializing)]
     pub(crate) etag: Option<Etag>,
+    /// Fields of a newer version.
+    #[serde(flatten)]
+    pub(crate) unknown: Unknown,
 }
 
 impl SessionDocument {
@@ -945,6 +1084,7 @@ impl SessionDocument {
             locked_until,
             last_activity: now,
             etag: None,
+            unknown: Unknown::default(),
         }
     }
 }
@@ -1002,6 +1142,9 @@ pub(crate) struct CountersDocument {
     /// Who counts finished instances in: a hint that keeps others from doing the same.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) sealer: Option<Lock>,
+    /// Fields of a newer version.
+    #[serde(flatten)]
+    pub(crate) unknown: Unknown,
 }
 
 impl CountersDocument {
@@ -1025,6 +1168,7 @@ impl CountersDocument {
             events: 0,
             sealing: Default::default(),
             sealer: None,
+            unknown: Unknown::default(),
         }
     }
 
@@ -1054,4 +1198,25 @@ impl CountersDocument {
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_zero(number: &u32) -> bool {
     *number == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn claims_are_counted_also_where_their_times_are_not_kept() {
+        let mut document = InstanceDocument::new(Partition::instance("i").unwrap(), "token", 0);
+        for time in 1..=200 {
+            document.note_claim(time);
+            assert_eq!(u64::from(document.claims_since(0)), time);
+        }
+        assert!(document.claims.len() < 100);
+        assert_eq!(document.claims_since(191), 10);
+        document.note_claim(5);
+        assert_eq!(document.claims.last(), Some(&201), "after the one before, whatever the clock says");
+        document.forget_claims();
+        document.note_claim(300);
+        assert_eq!(document.claims_since(0), 1);
+    }
 }

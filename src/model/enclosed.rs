@@ -3,7 +3,7 @@
 //! SPEC.md, "Enclosed messages", has the invariants: it is in the queue, it is seen by its instance's `due`, and whoever takes the lock off
 //! without a commit writes it out.
 
-use super::{DocumentId, InstanceDocument, MessageDocument, Millis};
+use super::{DocumentId, InstanceDocument, MessageDocument, Millis, Unknown};
 use serde::{Deserialize, Serialize};
 
 /// A message, without what its instance's document says already.
@@ -21,6 +21,9 @@ pub(crate) struct EnclosedMessage {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     born: Option<String>,
     item: String,
+    /// Fields of a newer version.
+    #[serde(flatten)]
+    unknown: Unknown,
 }
 
 impl EnclosedMessage {
@@ -34,8 +37,9 @@ impl InstanceDocument {
         if message.item.len() > EnclosedMessage::MAX_BYTES || message.attempts > 0 {
             return false;
         }
-        let MessageDocument { id, due, seq, created_at, starts, delivered, born, item, .. } = message.clone();
-        self.enclosed = Some(Box::new(EnclosedMessage { id, due, seq, created_at, starts, delivered, born, item }));
+        let MessageDocument { id, due, seq, created_at, starts, delivered, born, item, unknown, .. } = message.clone();
+        let enclosed = EnclosedMessage { id, due, seq, created_at, starts, delivered, born, item, unknown };
+        self.enclosed = Some(Box::new(enclosed));
         true
     }
 
@@ -46,9 +50,10 @@ impl InstanceDocument {
 
     /// The message that is in it.
     pub(crate) fn enclosed_message(&self) -> Option<MessageDocument> {
-        let EnclosedMessage { id, due, seq, created_at, starts, delivered, born, item } = *self.enclosed.clone()?;
+        let EnclosedMessage { id, due, seq, created_at, starts, delivered, born, item, unknown } =
+            *self.enclosed.clone()?;
         let mut message = MessageDocument::with_item(self.instance_id.clone(), id, item, seq, created_at, due);
-        (message.starts, message.delivered, message.born) = (starts, delivered, born);
+        (message.starts, message.delivered, message.born, message.unknown) = (starts, delivered, born, unknown);
         Some(message)
     }
 

@@ -3,6 +3,9 @@
 use super::{status, Millis};
 use duroxide::{AppErrorKind, ErrorDetails, Event, EventKind};
 
+/// Ends a text whose time is the service's.
+const PROVED: char = 's';
+
 /// How an instance has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
@@ -34,9 +37,25 @@ impl Ending {
         }
     }
 
-    /// That it was then.
+    /// That it was then, by the clock of the process that says so.
     pub(crate) fn at(self, time: Millis) -> String {
         format!("{}{time:015}", self.letter())
+    }
+
+    /// That it was then, by the service's time. It sorts like a time by any other clock.
+    pub(crate) fn proved_at(self, time: Millis) -> String {
+        format!("{}{PROVED}", self.at(time))
+    }
+
+    /// A text as it is with another time, by the service's clock.
+    pub(crate) fn proved(text: &str, time: Millis) -> String {
+        let letter = text.chars().next().unwrap_or_default();
+        format!("{letter}{time:015}{PROVED}")
+    }
+
+    /// Whether a text tells a time by the service's clock.
+    pub(crate) fn is_proved(text: &str) -> bool {
+        text.ends_with(PROVED)
     }
 }
 
@@ -50,6 +69,14 @@ mod tests {
         assert!(
             early < late && late < Ending::Failed.at(0) && Ending::Failed.at(u64::MAX >> 20) < Ending::Cancelled.at(0)
         );
+    }
+
+    #[test]
+    fn a_time_of_the_service_sorts_like_any_other() {
+        let proved = Ending::Failed.proved_at(5);
+        assert!(Ending::is_proved(&proved) && !Ending::is_proved(&Ending::Failed.at(5)));
+        assert!(Ending::Failed.at(5) < proved && proved < Ending::Failed.at(6));
+        assert_eq!(Ending::proved(&Ending::Failed.at(9), 5), proved);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Document ids that are legal wherever Cosmos DB looks at them.
 //!
-//! Invariant: a [`DocumentId`] holds only ASCII letters, digits, `_`, `-`, `~` and `:`, is never empty and never longer
-//! than [`MAX_BYTES`]. What a user names goes through [`encode`], which is injective: two different names never share
+//! Invariant: a [`DocumentId`] that we make holds only ASCII letters, digits, `_`, `-`, `~` and `:`, is never empty and never
+//! longer than [`MAX_BYTES`]. What a user names goes through [`encode`], which is injective: two different names never share
 //! an id.
 
 use sha2::{Digest, Sha256};
@@ -28,6 +28,11 @@ impl DocumentId {
         }
         debug_assert!(check(&id).is_ok(), "{id} is not a legal id");
         Self(id)
+    }
+
+    /// The id of a document that somebody else may have put there: the service accepts more than we make.
+    pub(crate) fn of_any<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        serde::Deserialize::deserialize(deserializer).map(Self)
     }
 
     /// The id as the service sees it.

@@ -1,6 +1,6 @@
 //! What the provider must know of duroxide's work items and events: whose they are, when they become visible, what they schedule.
 
-use super::Millis;
+use super::{clock::storable, Millis};
 use duroxide::{providers::WorkItem, Event, EventKind};
 
 /// The event that poisons an execution has this id, whatever is before it.
@@ -32,7 +32,7 @@ pub(crate) fn starts(item: &WorkItem) -> bool {
 /// When a message becomes visible if nobody delays it.
 pub(crate) fn visible_at(item: &WorkItem, now: Millis) -> Millis {
     match item {
-        WorkItem::TimerFired { fire_at_ms, .. } => *fire_at_ms,
+        WorkItem::TimerFired { fire_at_ms, .. } => storable(*fire_at_ms),
         _ => now,
     }
 }

@@ -14,6 +14,7 @@ pub(crate) mod randomness;
 pub(crate) mod slot;
 #[cfg(test)]
 mod sources;
+mod unknown;
 
 pub use clock::Clock;
 pub(crate) use clock::{Millis, Sequencer};
@@ -27,3 +28,4 @@ pub(crate) use marks::Marks;
 pub(crate) use partition::Partition;
 pub use randomness::Randomness;
 pub use slot::{Slot, SlotRange, SLOTS};
+pub(crate) use unknown::Unknown;

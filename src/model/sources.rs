@@ -43,7 +43,10 @@ fn uses_std_instant(code: &str) -> bool {
         let import = statement.rfind("usestd::").map(|at| &statement[at..]);
         import.is_some_and(|import| import.split(|c: char| !c.is_alphanumeric()).any(|word| word == "Instant"))
     };
-    let by_path = code.match_indices("time::Instant").any(|(at, _)| !code[..at].ends_with("tokio::"));
+    let of_tokio = |before: &str| {
+        before.ends_with("tokio::") || before.rsplit(';').next().is_some_and(|import| import.contains("usetokio::{"))
+    };
+    let by_path = code.match_indices("time::Instant").any(|(at, _)| !of_tokio(&code[..at]));
     by_path || code.split(';').any(imported)
 }
 
@@ -87,6 +90,7 @@ fn each_other_source_is_found_however_it_is_written() {
         "// SystemTime would be the wrong one.",
         "use std::time::Duration;\nuse tokio::time::Instant;",
         "let now = tokio::time::Instant::now();",
+        "use tokio::{sync::Notify, time::Instant};",
         "tokio::select! {\n    biased;\n    () = one => {}\n}",
     ] {
         assert!(findings(good).is_empty(), "{good}: {:?}", findings(good));

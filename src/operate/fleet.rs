@@ -3,7 +3,7 @@
 use crate::{
     engine::Engine,
     model::{MemberDocument, Millis, SlotRange, Stand, Tags, Versions},
-    store::{queries, Lenient, StoreError},
+    store::{queries, StoreError},
 };
 use serde::Serialize;
 use std::sync::Arc;
@@ -53,12 +53,12 @@ pub struct ActivityStand {
     pub tags: Vec<String>,
 }
 
-pub(super) async fn members(engine: &Arc<Engine>) -> Result<Vec<Member>, StoreError> {
+/// The members, and which of them are alive at this time.
+pub(super) async fn members(engine: &Arc<Engine>, now: Millis) -> Result<Vec<Member>, StoreError> {
     let statement = queries::MEMBERS.statement();
-    let found: Vec<Lenient<MemberDocument>> =
-        engine.store.query_partition(&MemberDocument::partition(), statement, engine.deadline()).await?;
-    let mut members: Vec<Member> =
-        found.into_iter().filter_map(|Lenient(read)| read).map(|member| Member::of(member, engine.now())).collect();
+    let pages = engine.store.partition_pages(&MemberDocument::partition(), statement, engine.deadline())?;
+    let found: Vec<MemberDocument> = pages.collect().await?.readable();
+    let mut members: Vec<Member> = found.into_iter().map(|member| Member::of(member, now)).collect();
     members.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(members)
 }

@@ -4,7 +4,7 @@ use crate::{
     engine::Engine,
     model::{DocumentId, IntentDocument, Millis, Partition},
     outbox,
-    store::{queries, Freshness, Lenient, StoreError, WriteOutcome},
+    store::{queries, Freshness, Rows, StoreError, WriteOutcome},
 };
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -47,8 +47,8 @@ pub enum IntentState {
 
 pub(super) async fn late(engine: &Arc<Engine>) -> Result<Vec<Intent>, StoreError> {
     let statement = queries::LATE_INTENTS.statement().bind("@now", engine.now());
-    let found: Vec<Lenient<Row>> = engine.store.query_container(statement, engine.deadline()).await?;
-    let mut intents: Vec<Intent> = found.into_iter().filter_map(|Lenient(read)| read).map(Intent::of).collect();
+    let found: Rows<Row> = engine.store.query_container(statement, engine.deadline()).await?;
+    let mut intents: Vec<Intent> = found.readable().into_iter().map(Intent::of).collect();
     intents.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
     Ok(intents)
 }

@@ -6,11 +6,12 @@
 use crate::{
     admin::deleted_among,
     engine::Engine,
-    model::{Deleting, InstanceDocument, Millis, Partition},
-    store::{queries, StoreError},
+    model::{status, Deleting, InstanceDocument, Millis, Partition},
+    store::{queries, Rows, StoreError},
     turn::release::read_latest,
 };
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::{num::NonZeroU32, sync::Arc};
 
 /// So many instances are looked at for one page.
@@ -44,6 +45,18 @@ pub struct InstancePage {
     pub instances: Vec<InstanceSummary>,
     /// What the call for the next page is given; none where this was the last.
     pub cursor: Option<String>,
+    /// Instances among them that this version can't read.
+    pub unreadable: Vec<UnreadableInstance>,
+}
+
+/// An instance whose document this version can't read: a newer version has written it, or somebody has changed it by hand.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct UnreadableInstance {
+    /// Its id.
+    pub id: String,
+    /// What of the document can't be read.
+    pub error: String,
 }
 
 /// What a list says of an instance.
@@ -71,6 +84,14 @@ pub struct InstanceSummary {
     pub completed_at: Option<u64>,
 }
 
+impl InstanceSummary {
+    /// Whether the instance has ended for good. One that continues as new has not: its next execution is about to
+    /// begin.
+    pub fn has_ended(&self) -> bool {
+        status::instance_has_ended(&self.status)
+    }
+}
+
 /// A row of the query.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -92,6 +113,34 @@ struct Row {
     completed_at: Option<Millis>,
     #[serde(default)]
     deleting: Option<Deleting>,
+}
+
+/// A row of the query, or why it can't be read.
+type Entry = Result<Row, UnreadableInstance>;
+
+/// Where an entry stands in the list.
+struct Place {
+    instance_id: Partition,
+    at: Millis,
+}
+
+/// The rows of a page in their order, the unreadable ones among them.
+fn entries(rows: Rows<Row>) -> Vec<(Place, Entry)> {
+    let (rows, unreadable) = rows.into_parts();
+    let rows = rows.into_iter().map(|row| {
+        let place = Place { instance_id: row.instance_id.clone(), at: row.created_at };
+        (place, Ok(row))
+    });
+    let unreadable = unreadable.into_iter().filter_map(|found| {
+        // The query orders by the time, so that there is one.
+        let at = found.row.get("createdAt").and_then(Value::as_f64).unwrap_or_default() as Millis;
+        let instance_id: Partition = serde_json::from_value(found.row.get("instanceId")?.clone()).ok()?;
+        let id = instance_id.instance_id()?.to_owned();
+        Some((Place { instance_id, at }, Err(UnreadableInstance { id, error: found.error })))
+    });
+    let mut entries: Vec<(Place, Entry)> = rows.chain(unreadable).collect();
+    entries.sort_by_key(|(place, _)| std::cmp::Reverse(place.at));
+    entries
 }
 
 /// Where a page has ended.
@@ -117,11 +166,15 @@ impl Cursor {
         azure_core::base64::encode_url_safe(serde_json::to_vec(self).unwrap_or_default())
     }
 
-    fn pass(&mut self, row: &Row) {
-        if row.created_at != self.at {
-            *self = Self { at: row.created_at, seen: Vec::new() };
+    fn has(&self, place: &Place) -> bool {
+        self.at == place.at && self.seen.contains(&place.instance_id)
+    }
+
+    fn pass(&mut self, place: &Place) {
+        if place.at != self.at {
+            *self = Self { at: place.at, seen: Vec::new() };
         }
-        self.seen.push(row.instance_id.clone());
+        self.seen.push(place.instance_id.clone());
     }
 }
 
@@ -149,10 +202,10 @@ pub(super) async fn page(
     let page_size = NonZeroU32::new(u32::try_from(limit + 1).unwrap_or(u32::MAX)).unwrap_or(NonZeroU32::MIN);
     let mut pages = engine.store.container_pages::<Row>(statement.in_pages_of(page_size), engine.deadline())?;
     let text = query.text.as_deref().map(str::to_lowercase);
-    let (mut found, mut looked_at, mut more) = (Vec::new(), 0, false);
+    let (mut found, mut unreadable, mut looked_at, mut more) = (Vec::new(), Vec::new(), 0, false);
     'pages: while let Some(rows) = pages.next().await? {
-        for row in rows {
-            if cursor.as_ref().is_some_and(|c| c.at == row.created_at && c.seen.contains(&row.instance_id)) {
+        for (place, entry) in entries(rows) {
+            if cursor.as_ref().is_some_and(|cursor| cursor.has(&place)) {
                 continue;
             }
             if found.len() == limit || looked_at == MOST_LOOKED_AT {
@@ -160,17 +213,21 @@ pub(super) async fn page(
                 break 'pages;
             }
             looked_at += 1;
-            cursor.get_or_insert_default().pass(&row);
-            let id = row.instance_id.instance_id().unwrap_or_default().to_lowercase();
-            if text.as_ref().is_none_or(|text| id.contains(text.as_str())) {
-                found.push(row);
+            cursor.get_or_insert_default().pass(&place);
+            let id = place.instance_id.instance_id().unwrap_or_default().to_lowercase();
+            if text.as_ref().is_some_and(|text| !id.contains(text.as_str())) {
+                continue;
+            }
+            match entry {
+                Ok(row) => found.push(row),
+                Err(instance) => unreadable.push(instance),
             }
         }
     }
     let marked = found.iter().filter_map(|row: &Row| Some((row.instance_id.clone(), row.deleting.clone()?))).collect();
     let deleted = deleted_among(engine, marked, engine.deadline()).await?;
     let instances = found.into_iter().filter(|row| !deleted.contains(&row.instance_id)).map(Row::summary).collect();
-    Ok(InstancePage { instances, cursor: cursor.filter(|_| more).map(|cursor| cursor.write()) })
+    Ok(InstancePage { instances, cursor: cursor.filter(|_| more).map(|cursor| cursor.write()), unreadable })
 }
 
 /// One instance, as a page would have it.

@@ -27,6 +27,7 @@ mod fleet;
 mod intents;
 mod list;
 mod queues;
+mod starts;
 
 use crate::{store::checkup::Depth, CosmosDBProvider, CosmosDBProviderConfig, StoreError};
 
@@ -34,8 +35,9 @@ pub use check::{Check, Verdict};
 pub use doctor::{Diagnosis, Doctor, Finding, Reason, Remedy, Repair, Suspects};
 pub use fleet::{ActivityStand, Member, TurnStand};
 pub use intents::{Intent, IntentState};
-pub use list::{InstancePage, InstanceQuery, InstanceSummary};
+pub use list::{InstancePage, InstanceQuery, InstanceSummary, UnreadableInstance};
 pub use queues::{ActivityQueue, QueueReport, TurnQueue};
+pub use starts::QueuedStart;
 
 impl CosmosDBProvider {
     /// A page of instances, newest first: at most `limit` of those that `query` asks for, from where the page before has ended.
@@ -63,7 +65,7 @@ impl CosmosDBProvider {
 
     /// The processes that look for work, as the container knows them.
     pub async fn members(&self) -> Result<Vec<Member>, StoreError> {
-        fleet::members(self.engine()).await
+        fleet::members(self.engine(), self.engine().now()).await
     }
 
     /// Messages that turns owe to other instances and that nobody has delivered yet although it is time, those that could not be delivered so
@@ -78,13 +80,34 @@ impl CosmosDBProvider {
         intents::retry(self.engine(), instance, intent).await
     }
 
-    /// Removes a message that was not delivered: its target never hears of it. `false` where there is no such intent any more. **Changes**
-    /// the container.
+    /// Removes a message that was not delivered: its target hears of it only if a delivery is under way at this moment.
+    /// `false` where there is no such intent any more. **Changes** the container.
     pub async fn drop_intent(&self, instance: &str, intent: &str) -> Result<bool, StoreError> {
         intents::discard(self.engine(), instance, intent).await
     }
 
-    /// Somebody who finds out why instances stand still, and mends what can be mended from their histories. It knows who looks for work now.
+    /// The start that waits for a worker to begin this instance; none where the instance exists, or nobody has started
+    /// it.
+    pub async fn queued_start(&self, instance: &str) -> Result<Option<QueuedStart>, StoreError> {
+        starts::queued(self.engine(), instance).await
+    }
+
+    /// The instance that started this one and waits for its end. None for a root, and for an orphan: an instance whose
+    /// parent was deleted, although another instance may have the parent's id now.
+    pub async fn parent_of(&self, instance: &str) -> Result<Option<String>, StoreError> {
+        crate::admin::delete::parent_of(self.engine(), instance).await
+    }
+
+    /// Removes the start of an instance that no worker has begun, with every message that waits for it. `false` where
+    /// no start waits. An error where a worker is about to begin it. A parent that waits for the instance is not told:
+    /// see [`QueuedStart::parent`]. **Changes** the container.
+    pub async fn drop_start(&self, instance: &str) -> Result<bool, StoreError> {
+        starts::discard(self.engine(), instance).await
+    }
+
+    /// Somebody who finds out why instances stand still, and mends what can be mended from their histories. It knows who
+    /// looks for work now. It writes a document of its own to learn the service's time: this machine's clock may be off.
+    /// Somebody who may only read gets a doctor that goes by this machine's clock, and that repairs nothing.
     pub async fn doctor(&self) -> Result<Doctor, StoreError> {
         Doctor::new(self.engine()).await
     }

@@ -3,7 +3,7 @@
 use crate::{
     engine::Engine,
     model::{MessageDocument, Millis, Partition},
-    store::{queries, StoreError},
+    store::{queries, Rows, StoreError},
 };
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, sync::Arc};
@@ -19,6 +19,9 @@ pub struct QueueReport {
     pub activities: Vec<ActivityQueue>,
     /// There is more than was counted: figures are of the oldest thousand.
     pub capped: bool,
+    /// Messages and activities that this version can't read, and that are in no other figure. The log names them, and so does a
+    /// [doctor](crate::operate::Doctor).
+    pub unreadable: usize,
 }
 
 /// Messages for orchestrations.
@@ -86,10 +89,12 @@ struct WorkRow {
 pub(super) async fn report(engine: &Arc<Engine>) -> Result<QueueReport, StoreError> {
     let (now, deadline) = (engine.now(), engine.deadline());
     let messages = queries::QUEUED_MESSAGES.statement();
-    let messages: Vec<MessageRow> = engine.store.query_container(messages, deadline).await?;
-    let work: Vec<WorkRow> = engine.store.query_container(queries::QUEUED_WORK.statement(), deadline).await?;
+    let messages: Rows<MessageRow> = engine.store.query_container(messages, deadline).await?;
+    let work: Rows<WorkRow> = engine.store.query_container(queries::QUEUED_WORK.statement(), deadline).await?;
     let capped = messages.len().max(work.len()) >= queries::MOST_QUEUED;
-    Ok(QueueReport { turns: turns(&messages, now), activities: activities(&work, now), capped })
+    let ((messages, lost), (work, lost_too)) = (messages.into_parts(), work.into_parts());
+    let unreadable = lost.len() + lost_too.len();
+    Ok(QueueReport { turns: turns(&messages, now), activities: activities(&work, now), capped, unreadable })
 }
 
 fn turns(messages: &[MessageRow], now: Millis) -> TurnQueue {

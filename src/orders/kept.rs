@@ -44,7 +44,7 @@ impl Kept {
             return None;
         }
         let now = engine.now();
-        let goes_on = match ack.metadata.status.as_deref().is_some_and(status::is_terminal) {
+        let goes_on = match ack.metadata.status.as_deref().is_some_and(status::execution_has_ended) {
             true => continues_as_new(&handle.partition, ack),
             false => something_waits(engine, &handle.partition, state, ack, now),
         };

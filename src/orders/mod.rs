@@ -26,6 +26,7 @@ use std::{
     time::Duration,
 };
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 /// So long something lies on the counter before it is given back: dispatchers come back at once, or are busy.
 const KEPT_FOR: Duration = Duration::from_millis(200);
@@ -79,9 +80,20 @@ struct Good<W: Wants, G> {
     label: W::Label,
     /// For how long it was locked.
     lock_timeout: Duration,
+    laid: Instant,
     parcel: Parcel<G>,
     /// Its dispatcher is not offered anything else meanwhile.
     reserved: Option<Reserved<W, G>>,
+}
+
+impl<W: Wants, G> Inner<W, G> {
+    /// Removes things whose lock was taken a quarter of its time ago. Dropping them gives them back, which must not happen under the
+    /// lock of the counter.
+    fn remove_old(&mut self) -> Vec<Good<W, G>> {
+        let is_old = |good: &Good<W, G>| good.laid.elapsed() > good.lock_timeout / 4;
+        let old: Vec<u64> = self.goods.iter().filter(|(_, good)| is_old(good)).map(|(number, _)| *number).collect();
+        old.iter().filter_map(|number| self.goods.remove(number)).collect()
+    }
 }
 
 impl<W: Wants, G> Default for Counter<W, G> {
@@ -156,7 +168,7 @@ where
             });
             inner.next += 1;
             let number = inner.next;
-            inner.goods.insert(number, Good { label, lock_timeout, parcel, reserved });
+            inner.goods.insert(number, Good { label, lock_timeout, laid: Instant::now(), parcel, reserved });
             (number, called)
         };
         if let Some(called) = called {
@@ -175,13 +187,15 @@ where
         });
     }
 
-    /// The first thing on the counter that fits. One that locks for longer would renew too late.
+    /// The first thing on the counter that fits. One that locks for longer would renew too late. If the task that removes things ended
+    /// with its runtime, they may lie here for longer than their locks last: those are given back.
     pub(crate) fn take(&self, terms: &Terms<W>) -> Option<G> {
-        let good = {
+        let (good, _old) = {
             let mut inner = self.lock();
+            let old = inner.remove_old();
             let fits = |good: &Good<W, G>| terms.take(&good.label, good.lock_timeout);
-            let number = inner.goods.iter().find(|(_, good)| fits(good)).map(|(number, _)| *number)?;
-            inner.goods.remove(&number)
+            let number = inner.goods.iter().find(|(_, good)| fits(good)).map(|(number, _)| *number);
+            (number.and_then(|number| inner.goods.remove(&number)), old)
         };
         let Good { parcel, reserved, .. } = good?;
         drop(reserved);

@@ -39,11 +39,13 @@ impl Wants for TurnWants {
     }
 }
 
-/// Whether a dispatcher with this filter runs an execution that is pinned so, as far as that is known.
+/// Whether a dispatcher with this filter runs an execution that is pinned so, as far as that is known. A filter without
+/// version ranges takes nothing: no unpinned execution either.
 pub(crate) fn takes(filter: Option<&DispatcherCapabilityFilter>, pinned: Option<&semver::Version>) -> bool {
-    match (pinned, filter) {
-        (Some(pinned), Some(filter)) => claim::supports(filter, pinned),
-        _ => true,
+    let Some(filter) = filter else { return true };
+    match pinned {
+        Some(pinned) => claim::supports(filter, pinned),
+        None => !filter.supported_duroxide_versions.is_empty(),
     }
 }
 
@@ -234,7 +236,7 @@ impl Drop for TurnOffer {
 /// Whether what is known of an instance can be claimed as it is.
 fn may_take_over(engine: &Engine, Known { document, contents, .. }: &Known) -> bool {
     let is_free = document.exists()
-        && !document.is_terminal()
+        && !document.execution_has_ended()
         && document.lock.is_none()
         && document.claims.is_empty()
         && document.deleting.is_none()
@@ -291,7 +293,7 @@ pub(super) async fn open_and_lay(
     let Claimed::Turn(turn) = open::open(engine, hint, ours).await? else { return Ok(false) };
     engine.dispatch.turn_holds(&partition, until);
     let engine_too = engine.clone();
-    let give_back = move |turn: Turn| release::give_back_later(&engine_too, &partition, turn.1, 0);
+    let give_back = move |turn: Turn| release::give_back_later(&engine_too, &partition, turn.1, until, 0);
     engine.orders.turns.lay(engine, (label, &terms), Parcel::new(*turn, give_back), reserved);
     Ok(true)
 }

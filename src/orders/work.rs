@@ -126,19 +126,19 @@ impl Scheduled {
 impl Drop for Scheduled {
     fn drop(&mut self) {
         for (work, _, offer) in std::mem::take(&mut self.claimed) {
-            claim::give_back_later(&self.engine, work, offer.token);
+            claim::give_back_later(&self.engine, work, offer.token, offer.until);
         }
         let Some((condition, until)) = self.sent.take().filter(|_| !self.offers.is_empty()) else { return };
         let (engine, partition, offers) =
             (self.engine.clone(), self.partition.clone(), std::mem::take(&mut self.offers));
         debug!(partition = %partition, activities = offers.len(), "giving back what may have been handed over");
         self.engine.spawn(async move {
-            let deadline = engine.deadline();
-            engine.until_settled(&partition, &instance_id(), Some(&condition), until, deadline).await;
-            let mut offers: Vec<(String, String)> = offers.into_iter().map(|(id, offer)| (id, offer.token)).collect();
+            engine.until_settled(&partition, &instance_id(), Some(&condition), until).await;
+            let mut offers: Vec<(String, String, Millis)> =
+                offers.into_iter().map(|(id, offer)| (id, offer.token, offer.until)).collect();
             offers.sort();
-            for (id, token) in offers {
-                claim::give_back_named(&engine, &partition, id, token).await;
+            for (id, token, until) in offers {
+                claim::give_back_named(&engine, &partition, id, token, until).await;
             }
         });
     }
@@ -213,11 +213,6 @@ impl Next {
             self.engine.dispatch.work_taken(&seq);
         }
     }
-
-    /// The batch was refused for another reason.
-    pub(crate) fn withdraw(mut self) {
-        self.sent = false;
-    }
 }
 
 impl Drop for Next {
@@ -245,16 +240,16 @@ fn serve(
 ) -> BoxFuture<'static, ()> {
     let serving = async move {
         let Some((document, etag)) = ours(&engine, document, etag, &token).await else { return };
-        let label = document.tag.clone();
-        let spent = millis(terms.lock_timeout).saturating_sub(document.due.saturating_sub(engine.now()));
+        let (label, until) = (document.tag.clone(), document.due);
+        let spent = millis(terms.lock_timeout).saturating_sub(until.saturating_sub(engine.now()));
         if spent > millis(terms.lock_timeout) / 8 {
             // Its worker would renew the lock too late.
-            return claim::give_back_later(&engine, document, token);
+            return claim::give_back_later(&engine, document, token, until);
         }
         match claim::open(&engine, (document.clone(), etag, token), &terms, engine.deadline()).await {
             Ok(claim::Claimed::Work(work, _)) => {
                 let engine_too = engine.clone();
-                let give_back = move |work: Work| claim::give_back_later(&engine_too, document, work.1);
+                let give_back = move |work: Work| claim::give_back_later(&engine_too, document, work.1, until);
                 engine.orders.work.lay(&engine, (label, &terms), Parcel::new(*work, give_back), reserved);
             }
             // Given back already, or put off.
@@ -287,7 +282,8 @@ async fn ours(
         }
         Err(error) => {
             debug!(%id, %error, "what was handed over is given back");
-            claim::give_back_later(engine, document, token.to_owned());
+            let until = document.due;
+            claim::give_back_later(engine, document, token.to_owned(), until);
             None
         }
     }

@@ -15,13 +15,12 @@
 use crate::{
     dispatch,
     engine::Engine,
-    model::{clock::millis, DocumentId, IntentDocument, MessageDocument},
+    model::{clock::millis, DocumentId, IntentDocument, MessageDocument, Partition},
     orders::turn::{carry, Carried, Kind},
-    store::{queries, BatchOutcome, Deadline, Operation, Refusal, StoreError, Versioned, WriteOutcome},
+    store::{queries, BatchOutcome, Deadline, Freshness, Operation, Refusal, StoreError, Versioned, WriteOutcome},
 };
 use azure_data_cosmos::feed::FeedRange;
 use futures::{stream, Stream, StreamExt};
-use serde_json::Value;
 use std::{num::NonZeroU32, sync::Arc, time::Duration};
 use tracing::{debug, error, warn};
 
@@ -132,6 +131,27 @@ async fn deliver(engine: &Arc<Engine>, intent: &IntentDocument, deadline: Deadli
     }
 }
 
+/// Delivers a message whose sender is about to be deleted. The intent stays: it goes with the sender, and a second delivery
+/// changes nothing. A message that can never be delivered is reported, and is no reason to keep its sender.
+pub(crate) async fn deliver_before_deletion(
+    engine: &Arc<Engine>,
+    sender: &Partition,
+    id: &DocumentId,
+) -> Result<(), StoreError> {
+    let deadline = engine.deadline();
+    let found = engine.store.read::<IntentDocument>(sender, id, Freshness::Authoritative, deadline).await?;
+    let intent = found.map(|found| found.document).filter(|intent| intent.poisoned.is_none());
+    let Some(intent) = intent else { return Ok(()) };
+    match deliver(engine, &intent, deadline).await {
+        Ok(()) => Ok(()),
+        Err(Failure::Later(error)) => Err(error),
+        Err(Failure::Never(error)) => {
+            poison(engine, intent, &error, deadline).await;
+            Ok(())
+        }
+    }
+}
+
 /// Deletes intents that were delivered. Best effort: one that stays is delivered again, which changes nothing.
 async fn forget(engine: &Engine, mut intents: Vec<IntentDocument>, deadline: Deadline) {
     intents.sort_by(|a, b| a.instance_id.cmp(&b.instance_id));
@@ -185,24 +205,19 @@ pub(crate) async fn reconcile(engine: &Arc<Engine>, range: Option<&FeedRange>) -
         Some(range) => engine.store.range_pages(range, statement, engine.deadline())?,
         None => engine.store.container_pages(statement, engine.deadline())?,
     };
-    let mut rows: Vec<Value> = Vec::new();
-    while let Some(page) = pages.next().await?.filter(|_| rows.len() < AT_ONCE.get() as usize) {
-        rows.extend(page);
+    // An intent that can't be read keeps its time, and so its place before all others: it must not take theirs.
+    let mut intents: Vec<Versioned<IntentDocument>> = Vec::new();
+    while intents.len() < AT_ONCE.get() as usize {
+        let Some(page) = pages.next().await? else { break };
+        intents.extend(page.readable());
     }
-    let found = rows.len();
-    let intents: Vec<Versioned<IntentDocument>> = rows.into_iter().filter_map(readable).collect();
+    let found = intents.len();
     crate::observe::outbox_age(intents.iter().map(|intent| intent.document.created_at).min(), engine.now());
     if found > 0 {
         let taken = take_over(engine, intents).await;
         debug!(found, taken, "took undelivered messages over");
     }
     Ok(found)
-}
-
-/// An intent as a query returns it. One that can't be read is no reason to leave the others.
-fn readable(row: Value) -> Option<Versioned<IntentDocument>> {
-    let read = Versioned::from_row(row);
-    read.inspect_err(|error| error!(%error, "an intent can't be read: its message is not delivered")).ok()
 }
 
 /// Takes late intents over and delivers them; how many of them became ours. They are claimed one after the other, from a place
@@ -222,11 +237,18 @@ fn claimed(
     intents: Vec<Versioned<IntentDocument>>,
 ) -> impl Stream<Item = Versioned<IntentDocument>> + use<'_> {
     stream::unfold(intents.into_iter(), move |mut left| async move {
-        let ours = claim(engine, left.next()?).await.unwrap_or_else(|error| {
-            warn!(%error, "undelivered messages are taken over later");
-            None
-        });
-        ours.map(|intent| (intent, left))
+        loop {
+            match claim(engine, left.next()?).await {
+                Ok(ours) => return ours.map(|intent| (intent, left)),
+                Err(error) => {
+                    warn!(%error, "undelivered messages are taken over later");
+                    // An outage would be met by the others, too.
+                    if !error.is_of_one_partition() {
+                        return None;
+                    }
+                }
+            }
+        }
     })
 }
 

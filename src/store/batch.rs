@@ -3,7 +3,7 @@
 //! A batch in which an operation failed comes back from the SDK as `Ok` with status 207. Here it is
 //! [`BatchOutcome::RolledBack`], a different type from [`Committed`], so that the one can't be taken for the other.
 
-use super::{error::StoreError, unreadable};
+use super::error::{describe, StoreError};
 use crate::model::{DocumentId, Partition};
 use azure_core::http::Etag;
 use azure_data_cosmos::{
@@ -90,11 +90,11 @@ impl Operation {
     }
 }
 
-/// The bytes of a document as JSON. Serialising into a counter costs no memory.
-pub(super) fn size_of(document: &Value) -> usize {
+/// The bytes of a document, or of a text in one, as they are sent: as JSON. Serialising into a counter costs no memory.
+pub(crate) fn size_of(sent: &impl Serialize) -> usize {
     let mut counter = Counter(0);
-    // A Value always serialises, and the counter takes everything.
-    let _ = serde_json::to_writer(&mut counter, document);
+    // Values and texts always serialise, and the counter takes everything.
+    let _ = serde_json::to_writer(&mut counter, sent);
     counter.0
 }
 
@@ -144,13 +144,16 @@ impl Committed {
     }
 }
 
-/// A batch that was not done, seen from here: an answer may have been lost before, so the caller reads before it concludes.
+/// A batch that was not done, since a document was not as an operation expects it: it is absent (404), there already (409) or
+/// another one (412). An answer may have been lost before, so the caller reads before it concludes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RolledBack {
     /// The operation that failed.
     pub(crate) index: usize,
     /// Its status.
     pub(crate) status: u16,
+    /// Its substatus, zero where there is none.
+    pub(super) substatus: u16,
     /// What the service asked to wait before the next attempt.
     pub(crate) retry_after: Option<std::time::Duration>,
 }
@@ -171,7 +174,9 @@ pub(super) struct Results {
 impl Results {
     pub(super) fn read(response: BatchResponse) -> Result<Self, StoreError> {
         let status = u16::from(response.status().status_code());
-        let answer = response.into_model().map_err(|e| unreadable("of a batch's answer", &e))?;
+        let answer = response.into_model().map_err(|e| StoreError::Malformed {
+            detail: format!("the answer to a batch can't be read: {}", describe(&e)),
+        })?;
         Ok(Self { status, results: answer.results().to_vec() })
     }
 
@@ -179,7 +184,8 @@ impl Results {
     pub(super) fn failed(&self) -> Option<RolledBack> {
         let index = self.results.iter().position(|r| !r.is_success() && r.status_code() != 424)?;
         let failed = &self.results[index];
-        Some(RolledBack { index, status: failed.status_code(), retry_after: failed.retry_after() })
+        let substatus = failed.substatus_code().and_then(|code| u16::try_from(code).ok()).unwrap_or_default();
+        Some(RolledBack { index, status: failed.status_code(), substatus, retry_after: failed.retry_after() })
     }
 
     /// How a batch of so many operations ended.

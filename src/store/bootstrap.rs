@@ -173,8 +173,8 @@ impl<'a> Opening<'a> {
                 Err(self.unfit(problem, format!("Run `{off}`")))
             }
             TimeToLive::Forever => Ok(Some(format!(
-                "time to live is off: markers of delivered messages stay until their instance is deleted. Turn it on \
-                 with: {off}"
+                "time to live is off: markers of delivered messages stay for ever, also after their instance is deleted. \
+                 Turn it on with: {off}"
             ))),
             _ => Ok(None),
         }
@@ -315,15 +315,15 @@ impl<'a> Opening<'a> {
                 Ok(Err(error)) => error,
                 Err(_) => return Err(StoreError::Unavailable { detail: self.silence() }),
             };
-            match classify(&error) {
+            let asked = match classify(&error) {
                 Verdict::Absent | Verdict::ContainerMissing => return Ok(Setup::NotFound),
                 Verdict::Exists => return Ok(Setup::Conflict),
                 Verdict::Denied => return Err(self.denied(&error)),
                 Verdict::Retry { .. } if is_token_missing(&error) => return Err(self.no_token(&error)),
-                Verdict::Retry { .. } => {}
+                Verdict::Retry { after, .. } => after,
                 _ => return Err(StoreError::Malformed { detail: self.context(&error) }),
-            }
-            tokio::time::sleep(pause.min(self.deadline.remaining())).await;
+            };
+            tokio::time::sleep(asked.unwrap_or(pause).min(self.deadline.remaining())).await;
             if self.deadline.passed() {
                 return Err(StoreError::Unavailable { detail: self.context(&error) });
             }

@@ -12,7 +12,7 @@ pub(crate) struct Deadline(Instant);
 impl Deadline {
     /// The moment after `duration` from now.
     pub(crate) fn after(duration: Duration) -> Self {
-        Self(Instant::now() + duration)
+        Self(after(duration))
     }
 
     /// What is left, zero when the moment has passed.
@@ -34,4 +34,11 @@ impl Deadline {
     pub(crate) fn instant(self) -> Instant {
         self.0
     }
+}
+
+/// The instant after `duration` from now. A duration without end, such as `Duration::MAX`, is 30 years: an instant can't tell more
+/// on every system, and timers take no more.
+pub(crate) fn after(duration: Duration) -> Instant {
+    const WITHOUT_END: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
+    Instant::now() + duration.min(WITHOUT_END)
 }

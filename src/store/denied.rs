@@ -37,8 +37,13 @@ impl Place {
     /// The error for a request that was denied, with advice that fits the reason.
     pub(super) fn denied(&self, error: &CosmosError) -> StoreError {
         let (status, substatus) = codes(error);
+        self.denied_with(status, substatus, describe(error))
+    }
+
+    /// The same, for an operation of a batch.
+    pub(super) fn denied_with(&self, status: u16, substatus: u16, detail: String) -> StoreError {
         let advice = self.advice(Reason::of(status, substatus));
-        StoreError::Denied { credential: self.credential.clone(), detail: describe(error), advice }
+        StoreError::Denied { credential: self.credential.clone(), detail, advice }
     }
 
     fn advice(&self, reason: Reason) -> String {

@@ -106,11 +106,16 @@ impl StoreError {
         matches!(self, Self::Rejected { .. } | Self::TooLarge { .. })
     }
 
-    /// When to try again what has met this. What can't be understood now is not understood in a moment either: others come
-    /// first.
+    /// Whether it is about a document or a partition, and says nothing about the others.
+    pub(crate) fn is_of_one_partition(&self) -> bool {
+        self.is_unstorable() || matches!(self, Self::Malformed { .. } | Self::PartitionFull { .. })
+    }
+
+    /// When to try again what has met this. A document that can't be read or written now can't be in a moment either: others
+    /// come first.
     pub(crate) fn pause(&self) -> Duration {
         match self {
-            Self::Malformed { .. } => Duration::from_secs(5),
+            error if error.is_of_one_partition() => Duration::from_secs(5),
             _ => Duration::from_millis(200),
         }
     }
@@ -170,7 +175,7 @@ impl Applied {
 }
 
 /// Substatus of a logical partition that has reached its size limit.
-const PARTITION_FULL: u16 = 1_014;
+pub(super) const PARTITION_FULL: u16 = 1_014;
 /// Substatus of a 404 that means the container or database, not the document.
 const OWNER_NOT_FOUND: u16 = 1_003;
 /// Substatus of a token that the credential could not get, when the SDK reads the account.

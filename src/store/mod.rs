@@ -26,18 +26,20 @@ mod probe;
 pub(crate) mod queries;
 mod read;
 mod regions;
+mod rows;
 #[cfg(test)]
 mod tests;
 mod write_regions;
 
 pub use accounting::{OperationKind, OperationStatistics, RequestStatistics};
 pub(crate) use batch::{BatchOutcome, Committed, Operation, RolledBack};
-pub(crate) use deadline::Deadline;
+pub(crate) use deadline::{after, Deadline};
 pub use error::StoreError;
 #[allow(unused_imports, reason = "what is read page by page is read so in other rooms")]
-pub(crate) use pages::{Lenient, Pages, Patience};
+pub(crate) use pages::{Pages, Patience};
 pub(crate) use queries::Statement;
 pub(crate) use read::{Freshness, Versioned};
+pub(crate) use rows::{or_default, Rows, Unreadable};
 
 use crate::{
     config::CosmosDBProviderConfig,
@@ -56,7 +58,9 @@ use azure_data_cosmos::{
 };
 use batch::Results;
 pub(crate) use error::Applied;
-use error::{classify, describe, is_repeated, is_token_expired, is_unauthorized, Verdict};
+use error::{
+    classify, describe, is_repeated, is_session_unavailable, is_token_expired, is_unauthorized, Verdict, PARTITION_FULL,
+};
 use futures::future::BoxFuture;
 pub(crate) use manner::in_background;
 use manner::Manner;
@@ -115,6 +119,7 @@ struct Inner {
     regions: Regions,
     /// The tokens of the client, where they are kept by us.
     tokens: Option<TokenCache>,
+    told: rows::Told,
 }
 
 /// Where the container is and how we sign in, for messages that help.
@@ -142,6 +147,7 @@ impl Store {
             attempt_time: config.request_timeout(),
             regions: Regions::default(),
             tokens,
+            told: rows::Told::default(),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -272,7 +278,32 @@ impl Store {
         let bytes = operations.iter().map(Operation::size).sum();
         let mut call = self.call(OperationKind::Batch, partition, &name, deadline).sized(bytes);
         let results = self.send_batch(&mut call, batch, ContentResponseOnWrite::Disabled).await?;
+        if let Some(error) = results.failed().and_then(|back| self.refusal_of(&back, partition, operations)) {
+            return Err(error);
+        }
         Ok((results.outcome(operations.len())?, call.applied))
+    }
+
+    /// Why the service refuses an operation of a batch whatever the documents are like: the same error as if it refused the
+    /// whole batch.
+    fn refusal_of(&self, back: &RolledBack, partition: &Partition, operations: &[Operation]) -> Option<StoreError> {
+        let operation = operations.get(back.index)?;
+        let RolledBack { status, substatus, .. } = *back;
+        let document = format!("document {} of {partition}", operation.document_id());
+        Some(match (status, substatus) {
+            (400 | 413, _) => {
+                let (bytes, limit) = (operation.size(), batch::MAX_BYTES);
+                let detail =
+                    format!("it was answered {status}/{substatus}; it has {bytes} bytes, and the limit is {limit}");
+                StoreError::Rejected { document, detail }
+            }
+            (403, PARTITION_FULL) => StoreError::PartitionFull { partition: partition.to_string() },
+            (401 | 403, _) => {
+                let detail = format!("{document} was answered {status}/{substatus}");
+                self.inner.place.denied_with(status, substatus, detail)
+            }
+            _ => return None,
+        })
     }
 
     /// Sends a batch until it is answered for good, and reads the answer, which is `Ok` for the SDK even where nothing
@@ -295,6 +326,7 @@ impl Store {
             let response = match sending.instrument(span.clone()).await? {
                 Answer::Response(response) => response,
                 Answer::Refused(refusal) => return Err(odd_batch(refusal)),
+                Answer::SessionRefused => return Err(call.give_up("a batch's session was refused")),
             };
             self.inner.regions.wrote(&response.diagnostics());
             if response.requests() > 1 {
@@ -327,6 +359,7 @@ impl Store {
         let span = call.span.clone();
         match self.ride_out(call, attempt).instrument(span).await? {
             Answer::Refused(refusal) => Ok(WriteOutcome::Refused(refusal)),
+            Answer::SessionRefused => Err(call.give_up("a write's session was refused")),
             Answer::Response(response) => {
                 self.inner.regions.wrote(&response.diagnostics());
                 if response.requests() > 1 {
@@ -384,6 +417,9 @@ impl Store {
         if is_repeated(&error) {
             call.applied = Applied::Perhaps;
         }
+        if call.leaves_session && is_session_unavailable(&error) {
+            return Ok(Some(Answer::SessionRefused));
+        }
         match classify(&error) {
             Verdict::Absent => Ok(Some(Answer::Refused(Refusal::Absent))),
             Verdict::Exists => Ok(Some(Answer::Refused(Refusal::Exists))),
@@ -415,10 +451,9 @@ impl Store {
         self.inner.tokens.as_ref().is_some_and(|tokens| tokens.drop_refused(begun))
     }
 
-    /// Waits before the next attempt: what the service asked for, or a doubling pause with some jitter.
+    /// Waits before the next attempt, with jitter.
     async fn pause(&self, pause: &mut Duration, asked: Option<Duration>, deadline: Deadline) {
-        let jitter = self.inner.randomness.fraction() / 2.0;
-        let wait = asked.unwrap_or(*pause).mul_f64(0.75 + jitter);
+        let wait = with_jitter(*pause, asked, self.inner.randomness.fraction());
         *pause = (*pause * 2).min(MAX_PAUSE);
         tokio::time::sleep(wait.min(deadline.remaining())).await;
     }
@@ -474,7 +509,28 @@ impl Store {
         // An attempt of a query is bounded by the HTTP timeout: one page may take several requests.
         let attempt_time = if kind.is_query() { Duration::MAX } else { self.inner.attempt_time };
         let begun = Instant::now();
-        Call { kind, partition, document, bytes: 0, deadline, attempt_time, begun, manner, applied, span }
+        Call {
+            kind,
+            partition,
+            document,
+            bytes: 0,
+            deadline,
+            attempt_time,
+            begun,
+            manner,
+            leaves_session: false,
+            applied,
+            span,
+        }
+    }
+}
+
+/// The pause before the next attempt: the one that the service asked for and up to a quarter more, or else `pause` and up to
+/// a quarter more or less.
+fn with_jitter(pause: Duration, asked: Option<Duration>, fraction: f64) -> Duration {
+    match asked {
+        Some(asked) => asked.mul_f64(1.0 + fraction / 4.0),
+        None => pause.mul_f64(0.75 + fraction / 2.0),
     }
 }
 
@@ -491,6 +547,9 @@ struct Call {
     /// When the present attempt was begun.
     begun: Instant,
     manner: Manner,
+    /// A token that no region can serve ends the call instead of being sent again: the caller asks the write region, without
+    /// one. After a forced failover that lost writes, or a split, such a token would be refused for ever.
+    leaves_session: bool,
     /// Whether one of the attempts so far may have been done.
     applied: Applied,
     span: Span,
@@ -503,6 +562,10 @@ impl Call {
 
     fn in_manner(self, manner: Manner) -> Self {
         Self { manner, ..self }
+    }
+
+    fn leaving_session(self) -> Self {
+        Self { leaves_session: true, ..self }
     }
 
     /// Options that say what the SDK may do by itself: not more than the time that is left.
@@ -531,6 +594,8 @@ impl Call {
 enum Answer<R> {
     Response(R),
     Refused(Refusal),
+    /// No region has what the session token asks for. Only a call that said so gets this.
+    SessionRefused,
 }
 
 /// What the accounting wants to know of an answer.
@@ -594,10 +659,6 @@ fn to_body(document: &impl Serialize, id: &DocumentId) -> Result<Body, StoreErro
 
 fn no_etag(document: &str) -> StoreError {
     StoreError::Malformed { detail: format!("the service's answer for {document} has no ETag") }
-}
-
-fn unreadable(document: &str, error: &CosmosError) -> StoreError {
-    StoreError::Malformed { detail: format!("document {document} can't be read: {}", describe(error)) }
 }
 
 fn odd_batch(refusal: Refusal) -> StoreError {

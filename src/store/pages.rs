@@ -5,9 +5,8 @@
 //! goes on in a new iterator, since one that has failed gives nothing more.
 
 use super::{
-    error::{is_session_unavailable, StoreError},
-    regions::Origin,
-    Answer, Call, Deadline, OperationKind, Response, Statement, Store, MIN_PAUSE,
+    error::StoreError, regions::Origin, rows::Rows, Answer, Call, Deadline, OperationKind, Response, Statement, Store,
+    MIN_PAUSE,
 };
 use crate::model::Partition;
 use azure_data_cosmos::{
@@ -16,11 +15,11 @@ use azure_data_cosmos::{
     CosmosError, FeedScope, Query,
 };
 use futures::StreamExt;
-use serde::{de::DeserializeOwned, Deserialize, Deserializer};
-use serde_json::Value;
-use std::time::Duration;
+use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
+use std::{marker::PhantomData, time::Duration};
 use tokio::time::Instant;
-use tracing::{warn, Instrument};
+use tracing::Instrument;
 
 /// How long a query of several pages may take.
 #[derive(Clone, Copy, Debug)]
@@ -48,14 +47,15 @@ impl Patience {
 }
 
 impl Store {
-    /// Asks one logical partition; returns everything that matches.
+    /// Asks one logical partition; returns everything that matches. A document that can't be read is an error, which names it:
+    /// decisions about an instance need all of its documents.
     pub(crate) async fn query_partition<T: DeserializeOwned + Send + 'static>(
         &self,
         partition: &Partition,
         statement: Statement,
         patience: impl Into<Patience>,
     ) -> Result<Vec<T>, StoreError> {
-        self.partition_pages(partition, statement, patience)?.collect().await
+        self.partition_pages(partition, statement, patience)?.collect().await?.complete()
     }
 
     /// Asks one logical partition page by page, for what may be too much to hold.
@@ -70,12 +70,13 @@ impl Store {
         self.pages(call, statement, FeedScope::partition(partition), patience)
     }
 
-    /// Asks the whole container; returns everything that matches, so the statement bounds it.
+    /// Asks the whole container; returns everything that matches, so the statement bounds it. The caller says what becomes of
+    /// rows that can't be read: they must not fail what is asked about other instances.
     pub(crate) async fn query_container<T: DeserializeOwned + Send + 'static>(
         &self,
         statement: Statement,
         patience: impl Into<Patience>,
-    ) -> Result<Vec<T>, StoreError> {
+    ) -> Result<Rows<T>, StoreError> {
         self.container_pages(statement, patience)?.collect().await
     }
 
@@ -109,16 +110,20 @@ impl Store {
         scope: FeedScope,
         patience: Patience,
     ) -> Result<Pages<T>, StoreError> {
-        let call = call.in_manner(statement.manner());
+        let call = match statement.manner() {
+            manner if manner.is_authoritative() => call.in_manner(manner),
+            manner => call.in_manner(manner).leaving_session(),
+        };
         let page_size = statement.page_size().map_or(MaxItemCountHint::ServerDecides, MaxItemCountHint::Limit);
         let query = statement.into_query()?;
         let (store, position) = (self.clone(), Position::Start);
-        Ok(Pages { store, call, patience, query, scope, range: None, page_size, open: None, position, relisted: false })
+        let (range, open, relisted, row) = (None, None, false, PhantomData);
+        Ok(Pages { store, call, patience, query, scope, range, page_size, open, position, relisted, row })
     }
 }
 
 /// The pages of one query, in order.
-pub(crate) struct Pages<T: Send> {
+pub(crate) struct Pages<T> {
     store: Store,
     call: Call,
     patience: Patience,
@@ -129,9 +134,11 @@ pub(crate) struct Pages<T: Send> {
     page_size: MaxItemCountHint,
     /// The list of physical partitions was fetched anew after a page was refused.
     relisted: bool,
-    /// The SDK's iterator, until a page of it fails.
-    open: Option<QueryPageIterator<T>>,
+    /// The SDK's iterator, until a page of it fails. The SDK reads a page as a whole, so it gets a type that can't fail: each
+    /// row is read by itself afterwards.
+    open: Option<QueryPageIterator<Box<RawValue>>>,
     position: Position,
+    row: PhantomData<fn() -> T>,
 }
 
 /// Where the pages that came so far end.
@@ -150,15 +157,16 @@ impl<T: DeserializeOwned + Send + 'static> Pages<T> {
     }
 
     /// The next page, which may be empty; none after the last.
-    pub(crate) async fn next(&mut self) -> Result<Option<Vec<T>>, StoreError> {
+    pub(crate) async fn next(&mut self) -> Result<Option<Rows<T>>, StoreError> {
         let span = self.call.span.clone();
-        self.next_page().instrument(span).await
+        let page = self.next_page().instrument(span).await?;
+        Ok(page.map(|rows| self.store.read_rows(&self.call, rows)))
     }
 
-    /// So many items or more, where the service's pages are smaller, too; and whether there may be still more.
-    pub(crate) async fn at_least(&mut self, items: usize) -> Result<(Vec<T>, bool), StoreError> {
-        let mut found = Vec::new();
-        while found.len() < items {
+    /// So many rows or more, where the service's pages are smaller, too; and whether there may be still more.
+    pub(crate) async fn at_least(&mut self, rows: usize) -> Result<(Rows<T>, bool), StoreError> {
+        let mut found = Rows::default();
+        while found.len() < rows {
             // After the last page this takes no request.
             let Some(page) = self.next().await? else { return Ok((found, false)) };
             found.extend(page);
@@ -166,22 +174,22 @@ impl<T: DeserializeOwned + Send + 'static> Pages<T> {
         Ok((found, true))
     }
 
-    /// All items that are left.
-    async fn collect(mut self) -> Result<Vec<T>, StoreError> {
-        let mut items = Vec::new();
+    /// All rows that are left.
+    pub(crate) async fn collect(mut self) -> Result<Rows<T>, StoreError> {
+        let mut rows = Rows::default();
         while let Some(page) = self.next().await? {
-            items.extend(page);
+            rows.extend(page);
         }
-        Ok(items)
+        Ok(rows)
     }
 
-    async fn next_page(&mut self) -> Result<Option<Vec<T>>, StoreError> {
+    async fn next_page(&mut self) -> Result<Option<Vec<Box<RawValue>>>, StoreError> {
         self.call.deadline = self.patience.deadline();
-        if self.call.manner.is_authoritative() && !self.store.inner.regions.is_write_region_known() {
-            Box::pin(self.store.find_write_region(self.call.deadline)).await?;
-        }
         let mut pause = MIN_PAUSE;
         while !matches!(self.position, Position::End) {
+            if self.call.manner.is_authoritative() && !self.store.inner.regions.is_write_region_known() {
+                Box::pin(self.store.find_write_region(self.call.deadline)).await?;
+            }
             if matches!((&self.open, &self.position), (None, Position::Unknown)) {
                 return Err(self.call.give_up("a page failed, and the SDK can't go on from the one before"));
             }
@@ -189,9 +197,6 @@ impl<T: DeserializeOwned + Send + 'static> Pages<T> {
             let outcome = tokio::time::timeout_at(self.call.deadline.instant(), self.ask()).await;
             if !matches!(outcome, Ok(Ok(_))) {
                 self.open = None;
-            }
-            if let Ok(Err(error)) = &outcome {
-                self.leave_session(error);
             }
             let store = self.store.clone();
             let judged = store.judge(&mut self.call, outcome, &mut pause).await;
@@ -208,6 +213,10 @@ impl<T: DeserializeOwned + Send + 'static> Pages<T> {
                     Origin::Other => {}
                     Origin::Excluded => Box::pin(self.meet_excluded(&mut pause)).await?,
                 },
+                Some(Answer::SessionRefused) => {
+                    self.call.leaves_session = false;
+                    self.call.manner = self.call.manner.authoritative();
+                }
                 Some(Answer::Refused(refusal)) => {
                     let detail = format!("the query {} was answered {refusal:?}", self.call.document);
                     return Err(StoreError::Malformed { detail });
@@ -219,13 +228,13 @@ impl<T: DeserializeOwned + Send + 'static> Pages<T> {
     }
 
     /// Asks for the page at the present position, once.
-    async fn ask(&mut self) -> Result<Page<T>, CosmosError> {
+    async fn ask(&mut self) -> Result<Page, CosmosError> {
         let pages = match &mut self.open {
             Some(pages) => pages,
             None => {
                 let options = self.options();
                 let container = &self.store.inner.container;
-                let items = container.query_items::<T>(self.query.clone(), self.scope.clone(), Some(options)).await?;
+                let items = container.query_items(self.query.clone(), self.scope.clone(), Some(options)).await?;
                 self.open.insert(items.into_pages())
             }
         };
@@ -274,14 +283,6 @@ impl<T: DeserializeOwned + Send + 'static> Pages<T> {
         }
     }
 
-    /// A session token may ask for more than any region has: after a forced failover that lost writes, or because the service
-    /// renumbered a partition that was split. It would be refused for ever. A quorum read sends no token.
-    fn leave_session(&mut self, error: &CosmosError) {
-        if is_session_unavailable(error) && !self.call.manner.is_authoritative() {
-            self.call.manner = self.call.manner.latest_committed();
-        }
-    }
-
     /// A physical partition that was merged with another answers 400, and the SDK keeps the list that names it. So the list
     /// is fetched anew before a 400 is taken for a wrong query.
     async fn relist(&mut self) -> Result<(), StoreError> {
@@ -306,30 +307,15 @@ impl<T: DeserializeOwned + Send + 'static> Pages<T> {
     }
 }
 
-/// A document of which others write their own kinds: one that can't be read is said so and passed over, so that it hides no other.
-pub(crate) struct Lenient<T>(pub(crate) Option<T>);
-
-impl<'de, T: DeserializeOwned> Deserialize<'de> for Lenient<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let value = Value::deserialize(deserializer)?;
-        let read = T::deserialize(&value);
-        if let Err(error) = &read {
-            let name = |field: &str| value.get(field).map(ToString::to_string);
-            warn!(%error, document = name("id"), partition = name("instanceId"), "a document can't be read");
-        }
-        Ok(Self(read.ok()))
-    }
-}
-
 /// One page, or the end.
-struct Page<T> {
-    items: Option<Vec<T>>,
+struct Page {
+    items: Option<Vec<Box<RawValue>>>,
     requests: usize,
     charge: f64,
     origin: Origin,
 }
 
-impl<T> Response for Page<T> {
+impl Response for Page {
     fn requests(&self) -> usize {
         self.requests
     }

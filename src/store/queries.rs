@@ -178,6 +178,9 @@ pub(crate) const VISIBLE_STARTS: QueryText = QueryText::within(
     "SELECT * FROM c WHERE c.type = 'message' AND c.due <= @now AND c.starts = true",
 );
 
+/// Every message of an instance, visible or not. Index: `type`.
+pub(crate) const MESSAGES: QueryText = QueryText::within("messages", "SELECT * FROM c WHERE c.type = 'message'");
+
 /// Whether an instance has a start in its queue, visible or not, and which instance has sent it. Index: `type`, `starts`.
 pub(crate) const QUEUED_STARTS: QueryText =
     QueryText::within("queued_starts", "SELECT TOP 1 c.id, c.born FROM c WHERE c.type = 'message' AND c.starts = true");
@@ -189,6 +192,10 @@ pub(crate) const CONSUMED: QueryText =
 /// The history of one execution. Index: `type`, `execution`.
 pub(crate) const HISTORY: QueryText =
     QueryText::within("history", "SELECT * FROM c WHERE c.type = 'history' AND c.execution = @execution");
+
+/// The histories of the executions before one. Index: `type`, `execution`.
+pub(crate) const PAST_HISTORY: QueryText =
+    QueryText::within("past_history", "SELECT * FROM c WHERE c.type = 'history' AND c.execution < @execution");
 
 /// Which turns have written history documents. Index: `type`.
 pub(crate) const HISTORY_ROWS: QueryText =
@@ -214,11 +221,13 @@ pub(crate) const LARGE_DOCUMENTS: QueryText = QueryText::within(
 /// What the turns of an instance owe to others. Index: `type`.
 pub(crate) const INTENTS: QueryText = QueryText::within("intents", "SELECT * FROM c WHERE c.type = 'intent'");
 
-/// Whose documents somebody should have looked at by now. Index: `due`, `type`.
+/// Whose documents somebody should have looked at by now. An intent that can't be delivered is due again and again, or
+/// never: it is told by its age. Index: `due`, `type`, `createdAt`.
 pub(crate) const OVERDUE: QueryText = QueryText::across(
     "overdue",
     1000,
-    "SELECT c.instanceId FROM c WHERE c.due <= @until AND c.type IN ('message', 'work', 'intent', 'instance')",
+    "SELECT c.instanceId FROM c WHERE (c.due <= @until AND c.type IN ('message', 'work', 'intent', 'instance')) \
+     OR (c.type = 'intent' AND c.createdAt <= @until)",
 );
 
 /// Whose documents there are that an instance has, but for its own. Index: `type`.
@@ -237,11 +246,29 @@ pub(crate) const EXECUTIONS: QueryText = QueryText::within(
     "SELECT c.execution, c.status, c.endedAt, c.events FROM c WHERE c.type = 'execution'",
 );
 
-/// Every document of a partition, with what an erasure must know of it.
-pub(crate) const CONTENTS: QueryText = QueryText::within(
-    "contents",
-    "SELECT c.id, c._etag, c.type, c.due, c.seq, c.starts, c.delivered, c.execution FROM c",
+/// Executions between two numbers, the oldest first. Index: `type`, `execution`.
+pub(crate) const EXECUTIONS_BETWEEN: QueryText = QueryText::within(
+    "executions_between",
+    "SELECT c.execution, c.status, c.endedAt, c.events FROM c WHERE c.type = 'execution' \
+     AND c.execution > @after AND c.execution < @below ORDER BY c.execution",
 );
+
+/// The numbers of the executions before one, the latest first. Index: `type`, `execution`.
+pub(crate) const LAST_EXECUTIONS: QueryText = QueryText::within(
+    "last_executions",
+    "SELECT c.execution FROM c WHERE c.type = 'execution' AND c.execution < @below ORDER BY c.execution DESC",
+);
+
+/// The documents of executions from one number to another. Index: `type`, `execution`.
+pub(crate) const OF_EXECUTIONS: QueryText = QueryText::within(
+    "of_executions",
+    "SELECT c.id, c._etag, c.type, c.execution FROM c WHERE c.type IN ('history', 'execution') \
+     AND c.execution >= @from AND c.execution <= @to",
+);
+
+/// Every document of a partition, with what an erasure must know of it.
+pub(crate) const CONTENTS: QueryText =
+    QueryText::within("contents", "SELECT c.id, c._etag, c._ts, c.type, c.due, c.seq, c.starts, c.delivered FROM c");
 
 /// What turns are made of, oldest first: messages, half-finished instances, intents. What has no slot is anybody's. Of instances only those
 /// that are due already: most of the others are locked until then. Index: `due`, `type`.
@@ -299,11 +326,8 @@ pub(crate) const DUE: QueryText = QueryText::across(
 pub(crate) const MEMBERS: QueryText = QueryText::within("members", "SELECT * FROM c WHERE c.type = 'member'");
 
 /// Intents that the process which committed them has not delivered, oldest first. Index: `due`, `type`.
-pub(crate) const DUE_INTENTS: QueryText = QueryText::across(
-    "due_intents",
-    100,
-    "SELECT TOP 100 * FROM c WHERE c.due <= @now AND c.type = 'intent' ORDER BY c.due",
-);
+pub(crate) const DUE_INTENTS: QueryText =
+    QueryText::across("due_intents", 100, "SELECT * FROM c WHERE c.due <= @now AND c.type = 'intent' ORDER BY c.due");
 
 /// Sessions of some owners. Index: `type`, `owner`, `lockedUntil`.
 pub(crate) const SESSIONS_OF: QueryText = QueryText::across(
@@ -359,7 +383,7 @@ pub(crate) const INSTANCE_PAGE: QueryText = QueryText::across(
 pub(crate) const INSTANCES_TO_CLEAN: QueryText = QueryText::across(
     "instances_to_clean",
     1000,
-    "SELECT c.instanceId, c.deleting, c.status, c.parent, c.completedAt FROM c \
+    "SELECT c.instanceId, c.deleting, c.status, c.parent, c.completedAt, c.born, c.epoch FROM c \
      WHERE c.type = 'instance' AND IS_DEFINED(c.status) ORDER BY c.createdAt",
 );
 
@@ -379,7 +403,15 @@ pub(crate) const CHILDREN: QueryText = QueryText::across(
      WHERE c.type = 'instance' AND c.parent IN (@parents)",
 );
 
-/// The same, whole. Index: `type`, `parent`.
+/// The children of some instances, and the messages that these instances still owe to others. Index: `type`, `parent`.
+pub(crate) const DEPENDENTS: QueryText = QueryText::across(
+    "dependents",
+    1000,
+    "SELECT c.type, c.id, c.instanceId, c.deleting, c.status, c.parent, c.target, c.born FROM c \
+     WHERE c.type IN ('instance', 'intent') AND c.parent IN (@parents)",
+);
+
+/// The children of some instances, whole. Index: `type`, `parent`.
 pub(crate) const WHOLE_CHILDREN: QueryText =
     QueryText::across("whole_children", 250, "SELECT * FROM c WHERE c.type = 'instance' AND c.parent IN (@parents)");
 
@@ -398,7 +430,7 @@ pub(crate) const FINISHED_INSTANCES: QueryText = QueryText::across(
     "finished_instances",
     250,
     "SELECT TOP 500 * FROM c WHERE c.type = 'instance' AND c.tally = 'open' \
-     AND c.status IN ('Completed', 'Failed', 'ContinuedAsNew')",
+     AND c.status IN ('Completed', 'Failed')",
 );
 
 /// Messages in the queue, up to a bound. Index: `type`, `due`.
@@ -449,10 +481,15 @@ pub(crate) const ALL: &[QueryText] = &[
     VISIBLE_MESSAGES,
     VISIBLE_STARTS,
     QUEUED_STARTS,
+    MESSAGES,
     CONSUMED,
     HISTORY,
+    PAST_HISTORY,
     VALUES,
     EXECUTIONS,
+    EXECUTIONS_BETWEEN,
+    LAST_EXECUTIONS,
+    OF_EXECUTIONS,
     CONTENTS,
     DUE,
     DUE_TURNS,
@@ -468,6 +505,7 @@ pub(crate) const ALL: &[QueryText] = &[
     INSTANCES_BY_STATUS,
     INSTANCES_TO_CLEAN,
     CHILDREN,
+    DEPENDENTS,
     WHOLE_CHILDREN,
     OPEN_INSTANCES,
     FINISHED_INSTANCES,

@@ -12,16 +12,24 @@
 //! need not be it. A transactional batch goes where writes go and nowhere else; this one holds a single read.
 
 use super::{
-    batch::Results, error::StoreError, manner::Manner, no_etag, unreadable, Answer, Deadline, OperationKind, Store,
+    batch::Results,
+    error::{describe, StoreError},
+    manner::Manner,
+    no_etag,
+    rows::cant_be_read,
+    Answer, Deadline, OperationKind, Store,
 };
 use crate::model::{DocumentId, Partition};
 use azure_core::http::Etag;
 use azure_data_cosmos::{
     options::{ContentResponseOnWrite, ItemReadOptions},
-    TransactionalBatch,
+    CosmosError, TransactionalBatch,
 };
-use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde::{
+    de::{DeserializeOwned, Error},
+    Deserialize, Deserializer,
+};
+use serde_json::{value::RawValue, Value};
 use tracing::Instrument;
 
 /// Which writes a read must see.
@@ -51,6 +59,24 @@ impl<T: DeserializeOwned> Versioned<T> {
             .map_err(|e| StoreError::Malformed { detail: format!("document {id} can't be read: {e}") })?;
         Ok(Self { document, etag })
     }
+}
+
+/// A row of a query that selects whole documents.
+impl<'de, T: DeserializeOwned> Deserialize<'de> for Versioned<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Self::from_row(Value::deserialize(deserializer)?).map_err(D::Error::custom)
+    }
+}
+
+/// A document as it was read, or an error that names it and says what of it can't be read: the SDK's does neither.
+fn model<T: DeserializeOwned>(
+    partition: &Partition,
+    id: &DocumentId,
+    raw: Result<Box<RawValue>, CosmosError>,
+) -> Result<T, StoreError> {
+    let read = raw.map_err(|error| describe(&error));
+    let read = read.and_then(|raw| serde_json::from_str(raw.get()).map_err(|error| error.to_string()));
+    read.map_err(|why| cant_be_read(partition.as_str(), id.as_str(), &why))
 }
 
 impl Store {
@@ -86,7 +112,8 @@ impl Store {
         manner: Manner,
         deadline: Deadline,
     ) -> Result<Option<Versioned<T>>, StoreError> {
-        let mut call = self.call(OperationKind::Read, partition, id.as_str(), deadline).in_manner(manner);
+        let call = self.call(OperationKind::Read, partition, id.as_str(), deadline).in_manner(manner);
+        let mut call = call.leaving_session();
         let span = call.span.clone();
         let reading = self.ride_out(&mut call, |options| {
             let options = ItemReadOptions::default().with_operation_options(options);
@@ -95,9 +122,10 @@ impl Store {
         let response = match reading.instrument(span).await? {
             Answer::Response(response) => response,
             Answer::Refused(_) => return Ok(None),
+            Answer::SessionRefused => return self.read_where_writes_go(partition, id, deadline).await,
         };
         let etag = response.headers().etag().cloned().ok_or_else(|| no_etag(id.as_str()))?;
-        let document = response.into_model().map_err(|e| unreadable(id.as_str(), &e))?;
+        let document = model(partition, id, response.into_model())?;
         Ok(Some(Versioned { document, etag }))
     }
 
@@ -111,7 +139,7 @@ impl Store {
         let batch = TransactionalBatch::new(partition).read_item(id.as_str().to_owned(), None);
         // A batch counts as a write: unless bodies are asked for, the SDK asks the service to leave them out.
         let results = self.send_batch(&mut call, batch, ContentResponseOnWrite::Enabled).await?;
-        read_result(id, &results)
+        read_result(partition, id, &results)
     }
 }
 
@@ -124,7 +152,11 @@ impl Store {
 }
 
 /// The document in the answer to a batch that only reads it.
-fn read_result<T: DeserializeOwned>(id: &DocumentId, results: &Results) -> Result<Option<Versioned<T>>, StoreError> {
+fn read_result<T: DeserializeOwned>(
+    partition: &Partition,
+    id: &DocumentId,
+    results: &Results,
+) -> Result<Option<Versioned<T>>, StoreError> {
     match results.failed() {
         Some(failed) if failed.status == 404 => return Ok(None),
         Some(failed) => {
@@ -135,9 +167,8 @@ fn read_result<T: DeserializeOwned>(id: &DocumentId, results: &Results) -> Resul
     }
     let result = &results.done(1)?[0];
     let etag = result.etag().map(Etag::from).ok_or_else(|| no_etag(id.as_str()))?;
-    let document = result.into_model().map_err(|e| unreadable(id.as_str(), &e))?;
-    let document = document.ok_or_else(|| StoreError::Malformed {
+    let raw = result.into_model().transpose().ok_or_else(|| StoreError::Malformed {
         detail: format!("the service's answer for {id} has an ETag but no document"),
     })?;
-    Ok(Some(Versioned { document, etag }))
+    Ok(Some(Versioned { document: model(partition, id, raw)?, etag }))
 }

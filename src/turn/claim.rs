@@ -19,9 +19,6 @@ use azure_core::http::Etag;
 use duroxide::providers::{DispatcherCapabilityFilter, OrchestrationItem};
 use std::sync::Arc;
 
-/// Claims kept in the document: more attempts than that are not told apart.
-const MAX_CLAIMS: usize = 64;
-
 /// How an attempt at an instance ended.
 pub(crate) enum Claimed {
     /// The turn is ours.
@@ -154,7 +151,8 @@ fn incompatible(document: &InstanceDocument, filter: Option<&DispatcherCapabilit
     (!supports(filter?, &pinned)).then_some(pinned)
 }
 
-/// Of the capability filter only the first range counts.
+/// Whether a filter takes an execution that is pinned so. Of several version ranges only the first counts: SQLite looks at
+/// no other, and duroxide's validation tests demand that.
 pub(crate) fn supports(filter: &DispatcherCapabilityFilter, pinned: &semver::Version) -> bool {
     filter.supported_duroxide_versions.first().is_some_and(|range| range.contains(pinned))
 }
@@ -169,7 +167,7 @@ async fn begin(
     let (now, token) = (engine.now(), engine.new_token());
     let mut document = InstanceDocument::new(partition.clone(), &token, now);
     document.hold(&token, now.saturating_add(millis(terms.lock_timeout)));
-    document.claims.push(now);
+    document.note_claim(now);
     let written = engine.store.create(partition, &instance_id(), &document, deadline).await;
     // Where there was no document, there is neither history nor a value.
     let contents = Some(load::nothing());
@@ -188,12 +186,7 @@ async fn take_over(
     let (now, token) = (engine.now(), engine.new_token());
     let Known { mut document, etag, contents } = known;
     document.hold(&token, now.saturating_add(millis(terms.lock_timeout)));
-    if document.claims.len() >= MAX_CLAIMS {
-        document.claims.remove(1);
-    }
-    // In order, also where the clock was set back or the claim before was made by a clock that is ahead.
-    let after = document.claims.last().map_or(0, |last| last + 1);
-    document.claims.push(now.max(after));
+    document.note_claim(now);
     let written = engine.store.replace(partition, &instance_id(), &document, Some(&etag), deadline).await;
     let wanted = Wanted { token, document, claimed_at: now, terms: terms.clone(), contents, condition: Some(etag) };
     settle(engine, wanted, written, deadline).await
@@ -242,6 +235,7 @@ async fn settle(
             Ok(Attempt::Look)
         }
         Err(error) => {
+            // Also after a refusal: an attempt before it may have been carried out, its answer lost.
             let due = engine.clock.after(error.pause());
             release::give_back_unknown(engine, &wanted.document, wanted.token, wanted.condition, due);
             Err(error)

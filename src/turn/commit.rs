@@ -38,8 +38,11 @@ pub(crate) async fn commit(engine: &Arc<Engine>, token: &str, mut ack: Ack) -> R
         Phase::Open => {}
     }
     if state.until <= engine.now() {
+        // Refused from now on, also if the clock is set back: the runtime may send a failure with this token next.
+        state.phase = Phase::GivenUp;
         return Err(lock_lost(OPERATION, "the lock has expired"));
     }
+    failure::tell_parent(engine, &state, &mut ack).await.map_err(|error| error.into_provider_error(OPERATION))?;
     let outcome = attempt(engine, &handle, &mut state, &ack).await;
     finish(engine, &handle, &mut state, outcome).await
 }
@@ -90,12 +93,12 @@ async fn attempt(
     state: &mut TurnState,
     ack: &Ack,
 ) -> Result<Outcome, Trouble> {
-    let older = older_execution(engine, handle, state, ack).await?;
     let mut gone: Vec<String> = Vec::new();
     let mut staged = false;
     let mut handed = WithCommit::new(engine, handle, state, ack);
     loop {
         let deadline = engine.deadline_at(state.until);
+        let older = older_execution(engine, handle, state, ack).await?;
         let mut plan =
             plan::plan(engine, &handle.partition, &handle.token, state, ack, older.clone(), &handed.activities)
                 .map_err(|unplannable| refuse(handle, unplannable))?;
@@ -118,8 +121,12 @@ async fn attempt(
             stage_consumption(&mut plan);
             match staging::stage(engine, handle, state, &plan.operations).await? {
                 staging::Staged::Done(rolling) => {
-                    // The fence has moved with every part that was staged. What was staged in vain is left to be swept.
-                    plan.document.staging.clone_from(&state.document.staging);
+                    // The fence has moved with every part, over what others have written to the document meanwhile: a
+                    // pruning, the counters. So the document is planned again, from the one whose ETag is sent.
+                    plan.document =
+                        plan::plan_document(engine, &handle.partition, &handle.token, state, ack, older.clone())
+                            .map_err(|unplannable| refuse(handle, unplannable))?;
+                    // What was staged in vain is left to be swept.
                     plan.document.staging.retain(|other| other.key != rolling.key);
                     plan.document.rolling = Some(rolling);
                     plan.document.due = Some(engine.now() + staging::TAKEOVER_AFTER);
@@ -177,7 +184,8 @@ async fn older_execution(
     state: &TurnState,
     ack: &Ack,
 ) -> Result<Option<ExecutionDocument>, StoreError> {
-    if !state.document.exists() || ack.execution >= state.document.execution || ack.metadata.status.is_none() {
+    let is_older = state.document.exists() && ack.execution < state.document.execution;
+    if !is_older || ack.metadata.status.is_none() || state.document.pruning.contains(&ack.execution) {
         return Ok(None);
     }
     let id = ExecutionDocument::document_id(ack.execution);
@@ -251,10 +259,7 @@ fn odd(handle: &TurnHandle, plan: &Plan, rolled_back: &RolledBack) -> Trouble {
     let document = plan.operation(rolled_back.index).map_or("the instance", Operation::document_id);
     let instance = handle.partition.instance_id().unwrap_or_default();
     let detail = format!("document {document} of instance {instance:?} was answered {}", rolled_back.status);
-    match rolled_back.status {
-        400 | 413 => Trouble::Store(StoreError::Rejected { document: document.to_owned(), detail }),
-        _ => Trouble::Refused(ProviderError::permanent(OPERATION, detail)),
-    }
+    Trouble::Refused(ProviderError::permanent(OPERATION, detail))
 }
 
 enum Verified {
@@ -271,13 +276,12 @@ async fn verify(
     deadline: Deadline,
 ) -> Result<Verified, StoreError> {
     let found = release::read_latest(engine, &handle.partition, deadline).await?;
-    let Some(Versioned { document, etag }) = found else { return Ok(Verified::Lost) };
-    if document.last_turn.as_deref() == Some(handle.token.as_str()) {
+    let Some(found) = found else { return Ok(Verified::Lost) };
+    if found.document.last_turn.as_deref() == Some(handle.token.as_str()) {
         return Ok(Verified::Committed);
     }
-    if document.held_by(&handle.token) {
-        state.document = document;
-        state.etag = etag;
+    if found.document.held_by(&handle.token) {
+        state.refresh(found);
         return Ok(Verified::StillOurs);
     }
     Ok(Verified::Lost)
@@ -346,7 +350,7 @@ async fn finish(
             if gone {
                 engine.dispatch.consumed(&handle.partition, std::iter::once(&message));
             }
-            release::give_back_later(engine, &handle.partition, handle.token.clone(), engine.now());
+            release::give_back_later(engine, &handle.partition, handle.token.clone(), state.until, engine.now());
             Err(lock_lost(
                 OPERATION,
                 "a message of the turn was consumed by another; the turn is given back, uncounted",

@@ -1,6 +1,9 @@
 //! What a claim protects: messages, history and values, in one query of the partition.
 
-use super::cache::Contents;
+use super::{
+    cache::Contents,
+    unknown::{self, UnknownMessage},
+};
 use crate::{
     engine::Engine,
     model::{kind, EventSet, HistoryDocument, KvDocument, Marks, MessageDocument, Millis, Partition},
@@ -12,6 +15,9 @@ use std::collections::BTreeMap;
 
 /// At most so many messages go into one turn, and every start besides: the rest waits for the next.
 const MAX_MESSAGES: usize = 500;
+/// Messages go into one turn up to this size together: the one that reaches it is the last. What a turn takes is in memory
+/// several times, and its events are about as large.
+const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
 
 /// Which messages are asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +38,8 @@ impl Sight {
 /// The contents of an instance's partition, as a turn needs them.
 pub(crate) struct Loaded {
     pub(crate) messages: Vec<Versioned<MessageDocument>>,
+    /// Messages whose documents can't be read.
+    pub(super) unknown: Vec<UnknownMessage>,
     /// There are more messages than go into one turn.
     pub(crate) more: bool,
     pub(crate) contents: Result<Contents, String>,
@@ -61,26 +69,25 @@ pub(crate) async fn load(
     (sight, insists): (Sight, bool),
 ) -> Result<Loaded, StoreError> {
     // As long as pages come, the claim's lock is kept: a long history can't starve under throttling.
-    let patience = Patience::PerPage(engine.config.operation_timeout());
+    let patience = engine.per_page();
     // Whether any parked message is left is decided by what this returns.
     let freshness = match insists || sight == Sight::Parked {
         true => Freshness::Authoritative,
         false => Freshness::Session,
     };
     if let Some(contents) = warm {
-        let messages = visible_messages(engine, partition, now, sight, (freshness, patience)).await?;
-        let mut more = false;
-        let messages = in_order(messages, &mut more);
-        return Ok(Loaded { messages, more, contents: Ok(contents) });
+        let mut loaded = Loaded { messages: Vec::new(), unknown: Vec::new(), more: false, contents: Ok(contents) };
+        add_visible_messages(engine, partition, now, sight, (freshness, patience), &mut loaded).await?;
+        return Ok(loaded);
     }
     let statement = queries::TURN.statement().bind("@now", now).bind("@execution", execution);
     let statement = statement.bind("@parked", sight.parked());
     let mut pages = engine.store.partition_pages(partition, statement.seeing(freshness), patience)?;
     let mut sorted = Sorted::default();
     while let Some(page) = pages.next().await? {
-        let page: Vec<Value> = page;
+        let page: Vec<Value> = page.complete()?;
         for document in page {
-            sorted.add(document)?;
+            sorted.add(document);
         }
         // A queue may be longer than what one turn takes: the rest is not kept.
         sorted.messages = in_order(std::mem::take(&mut sorted.messages), &mut sorted.more);
@@ -92,6 +99,7 @@ pub(crate) async fn load(
 #[derive(Default)]
 struct Sorted {
     messages: Vec<Versioned<MessageDocument>>,
+    unknown: Vec<UnknownMessage>,
     more: bool,
     history: Vec<HistoryDocument>,
     kv: BTreeMap<String, KvDocument>,
@@ -100,9 +108,9 @@ struct Sorted {
 }
 
 impl Sorted {
-    fn add(&mut self, document: Value) -> Result<(), StoreError> {
+    fn add(&mut self, document: Value) {
         match document.get("type").and_then(Value::as_str) {
-            Some(kind::MESSAGE) => self.messages.push(Versioned::from_row(document)?),
+            Some(kind::MESSAGE) => unknown::take_in(document, &mut self.messages, &mut self.unknown),
             Some(kind::HISTORY) => match serde_json::from_value(document) {
                 Ok(history) => self.history.push(history),
                 Err(error) => self.broken = Some(format!("a history document can't be read: {error}")),
@@ -113,7 +121,6 @@ impl Sorted {
             },
             _ => {}
         }
-        Ok(())
     }
 
     fn loaded(mut self) -> Loaded {
@@ -122,25 +129,38 @@ impl Sorted {
             Some(broken) => Err(broken),
             None => events(self.history).map(|(history, text)| Contents::new(history, text, Some(self.kv), consumed)),
         };
-        Loaded { messages: self.messages, more: self.more, contents }
+        Loaded { messages: self.messages, unknown: self.unknown, more: self.more, contents }
     }
 }
 
 /// The oldest messages that are visible. A start is always among them: an execution can't run without it. None is parked.
-async fn visible_messages(
+async fn add_visible_messages(
     engine: &Engine,
     partition: &Partition,
     now: Millis,
     sight: Sight,
     (freshness, patience): (Freshness, Patience),
-) -> Result<Vec<Versioned<MessageDocument>>, StoreError> {
+    Loaded { messages, unknown, more, .. }: &mut Loaded,
+) -> Result<(), StoreError> {
     let statement = queries::VISIBLE_MESSAGES.statement().bind("@now", now).bind("@parked", sight.parked());
-    let mut rows: Vec<Value> = engine.store.query_partition(partition, statement.seeing(freshness), patience).await?;
-    if rows.len() > MAX_MESSAGES {
-        let statement = queries::VISIBLE_STARTS.statement().bind("@now", now).seeing(freshness);
-        rows.extend(engine.store.query_partition::<Value>(partition, statement, patience).await?);
+    let mut pages = engine.store.partition_pages::<Value>(partition, statement.seeing(freshness), patience)?;
+    let mut rows = 0;
+    // They come in order: behind the first that does not fit, none does.
+    while !*more {
+        let Some(page) = pages.next().await? else { break };
+        rows += page.len();
+        page.readable().into_iter().for_each(|row| unknown::take_in(row, messages, unknown));
+        *messages = in_order(std::mem::take(messages), more);
     }
-    rows.into_iter().map(Versioned::from_row).collect()
+    // Starts and messages that can't be read are among the rows, and do not count: all may fit, and more may be there.
+    *more |= rows > MAX_MESSAGES;
+    if *more {
+        let statement = queries::VISIBLE_STARTS.statement().bind("@now", now).seeing(freshness);
+        let starts = engine.store.query_partition::<Value>(partition, statement, patience).await?;
+        starts.into_iter().for_each(|row| unknown::take_in(row, messages, unknown));
+        *messages = in_order(std::mem::take(messages), more);
+    }
+    Ok(())
 }
 
 /// Whether a start is queued for an instance, visible or not.
@@ -152,17 +172,40 @@ pub(crate) async fn has_start(engine: &Engine, partition: &Partition, deadline: 
 
 /// The queue's order is that in which messages went in, never that in which they became visible. Starts are never cut off.
 /// `more` tells whether others were.
-fn in_order(mut messages: Vec<Versioned<MessageDocument>>, more: &mut bool) -> Vec<Versioned<MessageDocument>> {
+pub(super) fn in_order(
+    mut messages: Vec<Versioned<MessageDocument>>,
+    more: &mut bool,
+) -> Vec<Versioned<MessageDocument>> {
     messages.sort_by(|a, b| a.document.seq.cmp(&b.document.seq));
     messages.dedup_by(|a, b| a.document.id == b.document.id);
     let all = messages.len();
-    let mut others = 0;
-    messages.retain(|message| {
-        others += usize::from(!message.document.starts);
-        message.document.starts || others <= MAX_MESSAGES
+    let (mut others, mut bytes) = (0, 0);
+    messages.retain(|Versioned { document: message, .. }| {
+        if message.starts {
+            return true;
+        }
+        let fits = others < MAX_MESSAGES && bytes < MAX_MESSAGE_BYTES;
+        others += 1;
+        bytes += message.item.len();
+        fits
     });
     *more |= messages.len() < all;
     messages
+}
+
+/// Whether an instance has a history.
+pub(super) async fn has_history(
+    engine: &Engine,
+    partition: &Partition,
+    deadline: Deadline,
+) -> Result<bool, StoreError> {
+    let statement = queries::ANY_HISTORY.statement().authoritative();
+    Ok(!engine.store.query_partition::<Value>(partition, statement, deadline).await?.is_empty())
+}
+
+/// The events of some history documents that can be read.
+pub(crate) fn readable_events(documents: &[HistoryDocument]) -> impl Iterator<Item = Event> + '_ {
+    documents.iter().flat_map(|document| &document.events).filter_map(|text| serde_json::from_str(text).ok())
 }
 
 /// History documents in the order of their turns.
@@ -237,7 +280,7 @@ mod tests {
             let event = |id| Event::with_event_id(id, "a", 1, None, duroxide::EventKind::TimerFired { fire_at_ms: 0 });
             let contents =
                 Contents::new(ids.map(event).collect::<Vec<_>>(), 0, Some(BTreeMap::new()), Marks::default());
-            Loaded { messages: Vec::new(), more: false, contents: Ok(contents) }
+            Loaded { messages: Vec::new(), unknown: Vec::new(), more: false, contents: Ok(contents) }
         };
         let mut events = EventSet::default();
         assert_eq!(history(1..1).lacks(&events), None);

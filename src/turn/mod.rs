@@ -23,6 +23,7 @@ pub(crate) mod read;
 pub(crate) mod reads;
 pub(crate) mod release;
 pub(crate) mod staging;
+mod unknown;
 
 use crate::{
     model::{DocumentId, InstanceDocument, KvDocument, MessageDocument, Millis, Partition},
@@ -76,6 +77,18 @@ pub(crate) struct TurnState {
     pub(crate) name: String,
     pub(crate) version: String,
     pub(crate) phase: Phase,
+}
+
+impl TurnState {
+    /// Takes the instance's document as somebody else has left it, under our lock. Events that others have appended are not
+    /// in the history that was loaded: it is not remembered.
+    pub(crate) fn refresh(&mut self, found: Versioned<InstanceDocument>) {
+        if found.document.events != self.document.events {
+            self.contents = None;
+        }
+        self.document = found.document;
+        self.etag = found.etag;
+    }
 }
 
 /// How far a turn has come.

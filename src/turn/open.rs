@@ -8,12 +8,12 @@ use super::{
     claim::{Claimed, Ours},
     instance_id,
     load::{self, Loaded, Sight},
-    park, release, staging, Phase, TurnHandle, TurnState,
+    park, release, staging, unknown, Phase, TurnHandle, TurnState,
 };
 use crate::{
     dispatch::OrchestrationHint,
     engine::Engine,
-    model::{clock::millis, item, DocumentId, InstanceDocument, KvDocument, MessageDocument, WorkDocument},
+    model::{clock::millis, item, DocumentId, InstanceDocument, KvDocument, MessageDocument, Millis, WorkDocument},
     store::{batch, BatchOutcome, Deadline, Operation, StoreError, Versioned, WriteOutcome},
 };
 use duroxide::{
@@ -25,7 +25,7 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 
 /// Loads what the claim protects and hands the turn out, or gives it back.
 pub(crate) async fn open(
@@ -36,20 +36,26 @@ pub(crate) async fn open(
     match prepare(engine, hint, &mut ours).await {
         Ok(Prepared::Turn(ready)) => Ok(hand_out(engine, hint, ours, *ready)),
         Ok(Prepared::Declined(outcome)) => {
-            let (partition, token) = (&hint.partition, ours.token);
+            let (partition, token, until) = (&hint.partition, ours.token, lock_end(&ours.document));
             let deadline = engine.deadline();
             let undone = release::undo_claim(engine, partition, &token, ours.document, ours.etag, deadline).await;
             if let Err(error) = undone {
-                release::give_back_later(engine, partition, token, engine.clock.after(error.pause()));
+                release::give_back_later(engine, partition, token, until, engine.clock.after(error.pause()));
                 return Err(error);
             }
             Ok(outcome)
         }
         Err(error) => {
-            release::give_back_later(engine, &hint.partition, ours.token, engine.clock.after(error.pause()));
+            let (until, due) = (lock_end(&ours.document), engine.clock.after(error.pause()));
+            release::give_back_later(engine, &hint.partition, ours.token, until, due);
             Err(error)
         }
     }
+}
+
+/// When the lock of a claim ends.
+fn lock_end(document: &InstanceDocument) -> Millis {
+    document.lock.as_ref().map_or(0, |lock| lock.until)
 }
 
 /// What became of a claim once its contents were known.
@@ -63,7 +69,7 @@ enum Prepared {
 struct Ready {
     taken: Vec<Versioned<MessageDocument>>,
     items: Vec<WorkItem>,
-    /// Why history or messages can't be read.
+    /// Why the history can't be read.
     unreadable: Option<String>,
     contents: Option<Contents>,
     name: String,
@@ -76,17 +82,19 @@ async fn prepare(engine: &Arc<Engine>, hint: &OrchestrationHint, ours: &mut Ours
         staging::sweep(engine, ours, engine.deadline()).await?;
     }
     // What is parked is of no interest to a name that nobody has started, and may be much.
-    let all = ours.document.parked && (ours.document.exists() || hint.starts);
+    let all = ours.document.parked && (ours.document.exists() || hint.starts || park::is_over(engine, &ours.document));
     let mut sight = if all { Sight::Parked } else { Sight::Visible };
     loop {
         let mut loaded = contents_of(engine, hint, ours, sight).await?;
         discard(engine, ours, &mut loaded).await?;
         add_enclosed(&mut loaded, ours);
-        let (items, unreadable) = parse_items(&loaded.messages);
-        match identity(&ours.document, &loaded, &items, unreadable.is_some()) {
+        let items = unknown::set_aside(engine, ours, &mut loaded).await?;
+        match identity(&ours.document, &loaded, &items) {
             None => return decline(engine, ours, loaded, &items, sight).await.map(Prepared::Declined),
             Some(_) if ours.document.parked && sight == Sight::Visible => sight = Sight::Parked,
-            Some(identity) => return ready(engine, ours, loaded, (items, unreadable), identity).await,
+            // Others may take the place of those that are dropped.
+            Some(_) if park::drop_orphans(engine, ours, &mut loaded).await? => {}
+            Some(identity) => return ready(engine, ours, loaded, items, identity).await,
         }
     }
 }
@@ -96,22 +104,21 @@ async fn ready(
     engine: &Engine,
     ours: &mut Ours,
     loaded: Loaded,
-    (items, unreadable): (Vec<WorkItem>, Option<String>),
+    items: Vec<WorkItem>,
     (name, version): (String, String),
 ) -> Result<Prepared, StoreError> {
     let lock_left = ours.document.lock.as_ref().map_or(0, |lock| lock.until.saturating_sub(engine.now()));
     if lock_left < millis(ours.runner.terms.lock_timeout) / 2 {
         keep_lock(engine, ours, engine.deadline()).await?;
     }
-    let (contents, broken) = match loaded.contents {
+    let (contents, unreadable) = match loaded.contents {
         Ok(contents) => (Some(contents), None),
         Err(error) => (None, Some(error)),
     };
-    let unreadable = broken.or(unreadable);
     let (mut taken, more) = (loaded.messages, loaded.more);
     for Versioned { document: message, .. } in taken.iter_mut().filter(|m| m.document.is_parked()) {
         // It has been visible since it came.
-        message.due = message.created_at;
+        (message.due, message.orphan_since) = (message.created_at, None);
     }
     Ok(Prepared::Turn(Box::new(Ready { taken, items, unreadable, contents, name, version, more })))
 }
@@ -129,7 +136,9 @@ async fn contents_of(
         if !ours.document.exists() {
             engine.dispatch.asked(&hint.partition);
         }
-        return Ok(Loaded { messages, more: false, contents: Ok(contents.clone()) });
+        let mut more = false;
+        let messages = load::in_order(messages, &mut more);
+        return Ok(Loaded { messages, unknown: Vec::new(), more, contents: Ok(contents.clone()) });
     }
     engine.dispatch.asked(&hint.partition);
     let is_warm = warm.is_some();
@@ -234,7 +243,7 @@ fn known_messages(engine: &Engine, hint: &OrchestrationHint, ours: &Ours) -> Opt
     let can_run = all.peek().is_some()
         && match document.exists() {
             // An execution that has ended runs on nothing but a start.
-            true => !document.is_terminal() || all.any(|m| m.starts),
+            true => !document.execution_has_ended() || all.any(|m| m.starts),
             // What a former instance of this name was sent may have been erased with it.
             false => all.all(|m| m.starts),
         };
@@ -262,17 +271,28 @@ async fn discard(engine: &Engine, ours: &mut Ours, loaded: &mut Loaded) -> Resul
 
 /// Removes messages that can never be handled: under the fence, since what they were judged by is the instance's document, and
 /// each as long as it is the very one that was judged.
-async fn drop_messages(
+pub(super) async fn drop_messages(
     engine: &Engine,
     ours: &mut Ours,
     messages: &[Versioned<MessageDocument>],
 ) -> Result<(), StoreError> {
+    let deletion =
+        |message: &Versioned<MessageDocument>| Operation::delete(message.document.id.clone(), Some(&message.etag));
+    let chunks = messages.chunks(batch::MAX_OPERATIONS - 1).map(|chunk| chunk.iter().map(deletion).collect());
+    change_messages(engine, ours, chunks.collect()).await
+}
+
+/// Changes messages under the fence, each as long as it is the very one that was loaded, in batches of these operations.
+pub(super) async fn change_messages(
+    engine: &Engine,
+    ours: &mut Ours,
+    chunks: Vec<Vec<Operation>>,
+) -> Result<(), StoreError> {
     let deadline = engine.deadline();
-    for chunk in messages.chunks(batch::MAX_OPERATIONS - 1) {
-        let mut chunk: Vec<&Versioned<MessageDocument>> = chunk.iter().collect();
+    for mut chunk in chunks {
         while !chunk.is_empty() {
             let mut operations = vec![Operation::replace(instance_id(), &ours.document, Some(&ours.etag))?];
-            operations.extend(chunk.iter().map(|m| Operation::delete(m.document.id.clone(), Some(&m.etag))));
+            operations.extend(chunk.iter().cloned());
             match engine.store.batch(&ours.document.instance_id, &operations, deadline).await? {
                 BatchOutcome::Committed(committed) => {
                     ours.etag = committed.fence()?;
@@ -288,28 +308,9 @@ async fn drop_messages(
     Ok(())
 }
 
-/// The messages that can be read, and why one can't.
-pub(super) fn parse_items(messages: &[Versioned<MessageDocument>]) -> (Vec<WorkItem>, Option<String>) {
-    let mut unreadable = None;
-    let mut items = Vec::with_capacity(messages.len());
-    for Versioned { document, .. } in messages {
-        match serde_json::from_str(&document.item) {
-            Ok(item) => items.push(item),
-            Err(error) => unreadable = Some(format!("message {} can't be read: {error}", document.id)),
-        }
-    }
-    (items, unreadable)
-}
-
-/// The orchestration's name and version: what is stored, or what the first start says. None where there is no turn. What can't
-/// be read has a turn all the same, so that the runtime counts its attempts and ends it.
-fn identity(
-    document: &InstanceDocument,
-    loaded: &Loaded,
-    items: &[WorkItem],
-    unreadable: bool,
-) -> Option<(String, String)> {
-    if items.is_empty() && !unreadable {
+/// The orchestration's name and version: what is stored, or what the first start says. None where there is no turn.
+fn identity(document: &InstanceDocument, loaded: &Loaded, items: &[WorkItem]) -> Option<(String, String)> {
+    if items.is_empty() {
         return None;
     }
     let unknown = || "unknown".to_owned();
@@ -327,11 +328,10 @@ fn identity(
         let (name, version) = items.iter().find_map(item::started)?;
         Some((name.to_owned(), version.map_or_else(unknown, ToOwned::to_owned)))
     };
-    appended.or_else(started).or_else(|| unreadable.then(|| (unknown(), unknown())))
+    appended.or_else(started)
 }
 
-/// Why there is no turn. Messages for an instance that does not exist are parked; where all of them are queue messages, and
-/// no start waits for them, they are dropped.
+/// Why there is no turn. Messages for an instance that does not exist are parked.
 async fn decline(
     engine: &Engine,
     ours: &mut Ours,
@@ -344,23 +344,36 @@ async fn decline(
     forget_older_claims(engine, ours, deadline).await?;
     if items.is_empty() {
         if ours.document.parked && sight == Sight::Parked && !loaded.more {
-            ours.document.parked = false;
-            ours.document.due = ours.document.must_be_looked_at().then(|| engine.now());
+            park::nothing_is_left(engine, &mut ours.document);
         }
         return Ok(Claimed::Nothing);
     }
-    let orphans = !ours.document.parked && items.iter().all(|i| matches!(i, WorkItem::QueueMessage { .. }));
-    if !orphans || load::has_start(engine, &partition, deadline).await? {
-        park::park(engine, ours, loaded).await?;
-        return Ok(Claimed::Waiting);
+    if ours.document.is_shell() && !ours.document.parked && load::has_history(engine, &partition, deadline).await? {
+        put_off_lost(engine, ours, loaded.messages).await?;
+        return Ok(Claimed::Nothing);
     }
-    warn!(
-        instance_id = partition.instance_id(),
-        messages = items.len(),
-        "dropping queue messages for an instance that does not exist"
+    park::park(engine, ours, loaded, deadline).await?;
+    Ok(Claimed::Waiting)
+}
+
+/// Messages of an instance that has a history and has lost its document wait until somebody has repaired it. Nothing is left
+/// behind that looks like an instance.
+async fn put_off_lost(
+    engine: &Engine,
+    ours: &mut Ours,
+    mut messages: Vec<Versioned<MessageDocument>>,
+) -> Result<(), StoreError> {
+    /// Whoever repairs it waits no longer than this for its messages.
+    const PUT_OFF: Duration = Duration::from_secs(60);
+    error!(
+        instance_id = ours.document.instance_id.instance_id(),
+        messages = messages.len(),
+        "an instance has lost its document, and its messages wait: run `doctor --repair` on it"
     );
-    drop_messages(engine, ours, &loaded.messages).await?;
-    Ok(Claimed::Nothing)
+    for message in &mut messages {
+        message.document.due = engine.clock.after(PUT_OFF);
+    }
+    change_messages(engine, ours, release::chunked(&messages)?).await
 }
 
 /// Where there is no instance and no start, nothing was ever handed out, and claims that were not given back are those of workers
@@ -369,7 +382,7 @@ async fn forget_older_claims(engine: &Engine, ours: &mut Ours, deadline: Deadlin
     let document = &mut ours.document;
     let is_left = !document.exists() && document.turn == 0 && document.claims.len() > 1;
     if is_left && !load::has_start(engine, &document.instance_id, deadline).await? {
-        document.claims.clear();
+        document.forget_claims();
     }
     Ok(())
 }
@@ -382,7 +395,7 @@ fn hand_out(engine: &Arc<Engine>, hint: &OrchestrationHint, ours: Ours, ready: R
     let attempts = taken.iter().map(|m| m.document.attempts).max().unwrap_or(1);
     let kv = contents.as_ref().and_then(|c| c.kv.as_deref().cloned()).unwrap_or_default();
     if let Some(error) = &unreadable {
-        warn!(instance_id = partition.instance_id(), error, "the history or a message can't be read");
+        warn!(instance_id = partition.instance_id(), error, "the history can't be read");
     }
     engine.dispatch.work_ended(partition, &ended(hint, &document, &taken, &items));
     let item = OrchestrationItem {
@@ -402,13 +415,16 @@ fn hand_out(engine: &Arc<Engine>, hint: &OrchestrationHint, ours: Ours, ready: R
     }
     let until = document.lock.as_ref().map_or(0, |lock| lock.until);
     let (whole, phase) = (!more, Phase::Open);
+    // What is left comes after the last that was taken: others have waited longer.
+    let last = taken.iter().map(|taken| &taken.document).rfind(|message| !message.starts);
+    let rest = more.then(|| last.map_or_else(String::new, |last| last.seq.clone()));
     let state = TurnState { document, etag, until, runner, taken, whole, kv, contents, name, version, phase };
     engine.dispatch.keep_rest(hint, claimed_at);
     engine.dispatch.taken(partition, state.taken.iter().map(|taken| &taken.document.id), until);
     let handle = TurnHandle { token: token.clone(), partition: partition.clone(), state: state.into() };
     engine.turns.insert(token.clone(), Arc::new(handle));
-    if more {
-        engine.dispatch.offer_rest(partition);
+    if let Some(rest) = rest {
+        engine.dispatch.offer_rest(partition, rest);
     }
     Claimed::Turn(Box::new((item, token, attempts)))
 }
@@ -439,8 +455,7 @@ fn ended(
 fn count_attempts(document: &InstanceDocument, messages: &mut [Versioned<MessageDocument>]) {
     for Versioned { document: message, .. } in messages {
         let visible = message.created_at.max(message.due);
-        let seen = document.claims.iter().filter(|claim| **claim >= visible).count();
-        message.attempts += u32::try_from(seen).unwrap_or(u32::MAX).max(1);
+        message.attempts = message.attempts.saturating_add(document.claims_since(visible).max(1));
     }
 }
 

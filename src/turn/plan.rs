@@ -80,23 +80,41 @@ pub(crate) fn plan(
     handed: &Scheduled,
 ) -> Result<Plan, Unplannable> {
     let mut planner = Planner { engine, partition, token, now: engine.now(), operations: Vec::new() };
-    let mut document = state.document.clone();
-    planner.advance(&mut document, state, ack)?;
-    let fresh = planner.count_events(&mut document, ack)?;
-    planner.end_execution(&mut document, ack, older)?;
+    let (document, fresh) = planner.document(state, ack, older)?;
     let consumed = marks(state, ack);
     let history_bytes = planner.history(ack.execution, document.events.last(), &fresh, &consumed)?;
-    planner.custom_status(&mut document, &fresh)?;
-    let ends = document.is_terminal() && ack.metadata.status.is_some();
-    let kv = planner.kv(state, &fresh, ends)?;
+    let kv = planner.kv(state, &fresh, document.epoch > state.document.epoch)?;
     let consumption = planner.consume(&state.document, &state.taken)?;
     planner.schedule(&ack.worker_items, handed)?;
     let intents = planner.send(&document, &ack.orchestrator_items)?;
     planner.cancel(state, &fresh, &ack.cancelled);
-    if ends {
-        document.epoch += 1;
-    }
     Ok(Plan { document, consumption, operations: planner.operations, kv, intents, history_bytes, consumed })
+}
+
+/// The instance's document of such a plan alone, for a document that others have changed since the rest was worked out.
+pub(crate) fn plan_document(
+    engine: &Engine,
+    partition: &Partition,
+    token: &str,
+    state: &TurnState,
+    ack: &Ack,
+    older: Option<ExecutionDocument>,
+) -> Result<InstanceDocument, Unplannable> {
+    let mut planner = Planner { engine, partition, token, now: engine.now(), operations: Vec::new() };
+    planner.document(state, ack, older).map(|(document, _)| document)
+}
+
+/// Removes a message, as long as it is the very document that was read. A message from another partition leaves a marker, so
+/// that a second copy is known.
+pub(crate) fn remove_message(
+    Versioned { document, etag }: &Versioned<MessageDocument>,
+) -> Result<Operation, StoreError> {
+    let id = document.id.clone();
+    if !document.delivered {
+        return Ok(Operation::delete(id, Some(etag)));
+    }
+    let marker = DeliveredDocument::new(id.clone(), document.instance_id.clone());
+    Operation::replace(id, &marker, Some(etag))
 }
 
 /// Which instance of the parent's name waits for this one: the last that has started it, though it was running or had ended
@@ -132,11 +150,29 @@ impl Plan {
 }
 
 impl Planner<'_> {
+    /// The instance's document after the turn, and the events that are new to it.
+    fn document(
+        &mut self,
+        state: &TurnState,
+        ack: &Ack,
+        older: Option<ExecutionDocument>,
+    ) -> Result<(InstanceDocument, Vec<Event>), Unplannable> {
+        let mut document = state.document.clone();
+        self.advance(&mut document, state, ack)?;
+        let fresh = self.count_events(&mut document, ack)?;
+        self.end_execution(&mut document, ack, older)?;
+        self.custom_status(&mut document, &fresh)?;
+        if document.execution_has_ended() && ack.metadata.status.is_some() {
+            document.epoch += 1;
+        }
+        Ok((document, fresh))
+    }
+
     /// The document's lock goes, and it remembers this turn; a newer execution becomes the current one.
     fn advance(&mut self, document: &mut InstanceDocument, state: &TurnState, ack: &Ack) -> Result<(), StoreError> {
         let metadata = &ack.metadata;
         document.lock = None;
-        document.claims.clear();
+        document.forget_claims();
         document.turn += 1;
         document.last_turn = Some(self.token.to_owned());
         document.updated_at = self.now;
@@ -147,6 +183,7 @@ impl Planner<'_> {
             // Nobody need look for the claim any more. What is parked, and did not fit this turn, nobody sees: somebody must
             // look, also if this process dies.
             document.parked &= !state.whole;
+            document.orphans = false;
             document.due = document.parked.then(|| self.now + TAKEOVER_AFTER);
         }
         if !document.exists() {
@@ -255,7 +292,9 @@ impl Planner<'_> {
             let text = serde_json::to_string(event)
                 .map_err(|e| StoreError::Malformed { detail: format!("event {}: {e}", event.event_id) })?;
             total += text.len();
-            if !pending.is_empty() && pending_bytes + text.len() > HISTORY_BYTES {
+            // A text is a string in a document: its quotes and backslashes take twice the room there.
+            let bytes = batch::size_of(&text);
+            if !pending.is_empty() && pending_bytes + bytes > HISTORY_BYTES {
                 let full = std::mem::take(&mut pending);
                 self.history_document(execution, part, first, full, std::mem::take(&mut consumed))?;
                 part += 1;
@@ -264,7 +303,7 @@ impl Planner<'_> {
             if pending.is_empty() {
                 first = event.event_id;
             }
-            pending_bytes += text.len();
+            pending_bytes += bytes;
             pending.push(text);
         }
         if !pending.is_empty() || !consumed.is_empty() {
@@ -361,22 +400,14 @@ impl Planner<'_> {
         touched
     }
 
-    /// What was taken is consumed, as long as it is the very document that the turn ran on. A message from another partition
-    /// leaves a marker, so that a second copy is known. What the instance's document encloses is consumed with that: its marker is there.
+    /// The messages that the turn ran on are consumed. The one that the instance's document encloses is consumed with that: its
+    /// marker is there.
     fn consume(
         &self,
         before: &InstanceDocument,
         taken: &[Versioned<MessageDocument>],
     ) -> Result<Vec<Operation>, StoreError> {
-        let consume = |Versioned { document, etag }: &Versioned<MessageDocument>| {
-            let id = document.id.clone();
-            if !document.delivered {
-                return Ok(Operation::delete(id, Some(etag)));
-            }
-            let marker = DeliveredDocument::new(id.clone(), self.partition.clone());
-            Operation::replace(id, &marker, Some(etag))
-        };
-        taken.iter().filter(|taken| !before.encloses(&taken.document.id)).map(consume).collect()
+        taken.iter().filter(|taken| !before.encloses(&taken.document.id)).map(remove_message).collect()
     }
 
     fn schedule(&mut self, items: &[WorkItem], handed: &Scheduled) -> Result<(), Unplannable> {

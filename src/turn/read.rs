@@ -10,7 +10,7 @@ use crate::{
     admin::delete,
     engine::Engine,
     model::{HistoryDocument, InstanceDocument, Marks, Partition},
-    store::{queries, Deadline, Freshness, StoreError, Versioned},
+    store::{queries, Deadline, Freshness, Patience, StoreError, Versioned},
 };
 use azure_core::http::Etag;
 use duroxide::Event;
@@ -27,7 +27,7 @@ const OLDER_HERE: u32 = 10;
 fn staleness(engine: &Engine, partition: &Partition) -> Duration {
     let allowed = engine.config.read_staleness();
     match engine.dispatch.has_next_step(partition) {
-        true => allowed * OLDER_HERE,
+        true => allowed.saturating_mul(OLDER_HERE),
         false => allowed,
     }
 }
@@ -115,7 +115,7 @@ async fn read(
     let read = match cached(engine, partition, &found.etag) {
         Some(read) => read,
         None => match load::events(
-            history(engine, partition, found.document.execution, Freshness::Session, deadline).await?,
+            history(engine, partition, found.document.execution, Freshness::Session, engine.per_page()).await?,
         ) {
             Ok((events, bytes)) => keep(engine, partition, &found, (Arc::new(events), bytes)),
             Err(unreadable) => return Ok(Err(unreadable)),
@@ -163,8 +163,8 @@ pub(crate) async fn history(
     partition: &Partition,
     execution: u64,
     freshness: Freshness,
-    deadline: Deadline,
+    patience: impl Into<Patience>,
 ) -> Result<Vec<HistoryDocument>, StoreError> {
     let statement = queries::HISTORY.statement().bind("@execution", execution).seeing(freshness);
-    engine.store.query_partition(partition, statement, deadline).await
+    engine.store.query_partition(partition, statement, patience).await
 }

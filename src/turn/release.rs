@@ -4,15 +4,12 @@ use super::{cache::Known, instance_id, lock_lost, Phase, TurnHandle, TurnState, 
 use crate::{
     engine::Engine,
     model::{InstanceDocument, MessageDocument, Millis, Partition},
-    store::{batch, BatchOutcome, Deadline, Freshness, Operation, RolledBack, StoreError, Versioned, WriteOutcome},
+    store::{batch, BatchOutcome, Deadline, Freshness, Operation, StoreError, Versioned, WriteOutcome},
 };
 use azure_core::http::Etag;
 use duroxide::providers::ProviderError;
 use std::{sync::Arc, time::Duration};
 use tracing::{debug, warn};
-
-/// How long a task that gives a claim back keeps trying: longer than any lock lives.
-const GIVE_BACK_TIME: Duration = Duration::from_secs(60);
 
 /// Extends the lock of a turn from now.
 pub(crate) async fn renew(engine: &Arc<Engine>, token: &str, extend_for: Duration) -> Result<(), ProviderError> {
@@ -148,15 +145,11 @@ async fn rewrite(
         match read_latest(engine, &handle.partition, deadline).await? {
             // A change that was made with its answer lost: it is there already.
             Some(found) if is_there(&found.document, &next) => {
-                state.document = found.document;
-                state.etag = found.etag;
+                state.refresh(found);
                 remember(engine, handle, state);
                 return Ok(Rewritten::Done);
             }
-            Some(found) if found.document.held_by(&handle.token) => {
-                state.document = found.document;
-                state.etag = found.etag;
-            }
+            Some(found) if found.document.held_by(&handle.token) => state.refresh(found),
             _ => {
                 engine.cache.forget(&handle.partition);
                 return Ok(Rewritten::Lost);
@@ -251,10 +244,17 @@ async fn release_with(
 
 /// Replacements of messages, in parts that fit a batch together with the fence and a message that was enclosed; at least one part.
 pub(super) fn chunked(messages: &[Versioned<MessageDocument>]) -> Result<Vec<Vec<Operation>>, StoreError> {
+    let replacement = |Versioned { document: message, etag }: &Versioned<MessageDocument>| {
+        Operation::replace(message.id.clone(), message, Some(etag))
+    };
+    Ok(in_parts(messages.iter().map(replacement).collect::<Result<_, _>>()?))
+}
+
+/// The same of any operations.
+pub(super) fn in_parts(operations: Vec<Operation>) -> Vec<Vec<Operation>> {
     let mut chunks: Vec<Vec<Operation>> = vec![Vec::new()];
     let mut bytes = 0;
-    for Versioned { document: message, etag } in messages {
-        let operation = Operation::replace(message.id.clone(), message, Some(etag))?;
+    for operation in operations {
         let size = operation.size();
         let full =
             chunks.last().is_none_or(|c| c.len() + 3 > batch::MAX_OPERATIONS) || bytes + size > batch::MAX_BYTES - ROOM;
@@ -267,7 +267,7 @@ pub(super) fn chunked(messages: &[Versioned<MessageDocument>]) -> Result<Vec<Vec
             chunk.push(operation);
         }
     }
-    Ok(chunks)
+    chunks
 }
 
 /// Takes a claim back that came to nothing: the lock goes, and the attempt with it.
@@ -300,26 +300,22 @@ pub(crate) async fn undo_claim(
         engine.cache.forget(partition);
         match outcome {
             BatchOutcome::Committed(_) => {}
-            BatchOutcome::RolledBack(RolledBack { status: 404 | 409 | 412, .. }) => {
-                current = read_latest(engine, partition, deadline).await?;
-            }
-            BatchOutcome::RolledBack(back) => {
-                let detail = format!("a claim that is given back was answered {}", back.status);
-                return Err(StoreError::Rejected { document: instance_id().to_string(), detail });
-            }
+            BatchOutcome::RolledBack(_) => current = read_latest(engine, partition, deadline).await?,
         }
     }
     Ok(())
 }
 
-/// Gives a claim back in the background, for a caller that went away or has no use for it. It is tried again at `due`.
-pub(crate) fn give_back_later(engine: &Arc<Engine>, partition: &Partition, token: String, due: Millis) {
+/// Gives a claim back in the background, for a caller that went away or has no use for it. Its lock ends at `until` or
+/// earlier. The turn is tried again at `due`.
+pub(crate) fn give_back_later(engine: &Arc<Engine>, partition: &Partition, token: String, until: Millis, due: Millis) {
     let (engine_too, partition) = (engine.clone(), partition.clone());
     engine.cache.forget(&partition);
     engine.spawn(async move {
-        let deadline = Deadline::after(GIVE_BACK_TIME);
-        note_failure(&partition, give_back(&engine_too, &partition, &token, deadline).await);
-        engine_too.dispatch.turn_returned(&partition, due);
+        let (engine, partition, token) = (&engine_too, &partition, &token);
+        let released = engine.until_released(until, |deadline| give_back(engine, partition, token, deadline)).await;
+        note_failure(partition, released);
+        engine.dispatch.turn_returned(partition, due);
     });
 }
 
@@ -336,10 +332,11 @@ pub(crate) fn give_back_unknown(
     let until = wanted.lock.as_ref().map_or(0, |lock| lock.until);
     engine.cache.forget(&partition);
     engine.spawn(async move {
-        let deadline = Deadline::after(GIVE_BACK_TIME);
-        engine_too.until_settled(&partition, &instance_id(), condition.as_ref(), until, deadline).await;
-        note_failure(&partition, give_back(&engine_too, &partition, &token, deadline).await);
-        engine_too.dispatch.turn_returned(&partition, due);
+        let (engine, partition, token) = (&engine_too, &partition, &token);
+        engine.until_settled(partition, &instance_id(), condition.as_ref(), until).await;
+        let released = engine.until_released(until, |deadline| give_back(engine, partition, token, deadline)).await;
+        note_failure(partition, released);
+        engine.dispatch.turn_returned(partition, due);
     });
 }
 

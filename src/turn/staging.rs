@@ -107,8 +107,7 @@ async fn stage_part(
                 }
                 // Ours still: either this part was written with its answer lost, or something else touched the document.
                 state.until = found.document.lock.as_ref().map_or(state.until, |lock| lock.until);
-                state.document = found.document;
-                state.etag = found.etag;
+                state.refresh(found);
             }
             BatchOutcome::RolledBack(back) => {
                 let detail = format!("a staged part was answered {}", back.status);

@@ -16,9 +16,6 @@ use duroxide::providers::{SessionFetchConfig, WorkItem};
 use std::{sync::Arc, time::Duration};
 use tracing::{debug, warn};
 
-/// How long a task that gives a claim back keeps trying.
-const GIVE_BACK_TIME: Duration = Duration::from_secs(60);
-
 /// How an attempt at an activity ended.
 pub(crate) enum Claimed {
     /// It is ours, with the session that was taken for it.
@@ -57,7 +54,7 @@ pub(crate) async fn claim(
         if hold.as_ref().is_none_or(|hold| hold.lasts(engine.now())) {
             return Ok(Claimed::Work(work, hold));
         }
-        give_back_later(engine, hint.document.clone(), work.1);
+        give_back_later(engine, hint.document.clone(), work.1, engine.clock.after(terms.lock_timeout));
         outcome = Ok(Claimed::Held(engine.now() + 20));
     }
     if let Some(hold) = hold {
@@ -162,10 +159,9 @@ async fn lock(
 pub(crate) fn give_back_unknown(engine: &Arc<Engine>, document: WorkDocument, token: String, condition: Etag) {
     let (engine_too, until) = (engine.clone(), document.due);
     engine.spawn(async move {
-        let deadline = Deadline::after(GIVE_BACK_TIME);
         let (partition, id) = (&document.instance_id, &document.id);
-        engine_too.until_settled(partition, id, Some(&condition), until, deadline).await;
-        give_back_later(&engine_too, document, token);
+        engine_too.until_settled(partition, id, Some(&condition), until).await;
+        give_back_later(&engine_too, document, token, until);
     });
 }
 
@@ -176,23 +172,21 @@ pub(crate) async fn open(
     terms: &Terms<WorkWants>,
     deadline: Deadline,
 ) -> Result<Claimed, StoreError> {
+    let until = document.lock.as_ref().map_or(0, |lock| lock.until);
     let item = match payload(engine, &document, deadline).await {
-        Ok(item) => item,
+        Ok(item) => item.ok_or_else(|| "its input is not there".to_owned()),
+        Err(StoreError::Malformed { detail }) => Err(detail),
         Err(error) => {
-            give_back_later(engine, document, token);
+            give_back_later(engine, document, token, until);
             return Err(error);
         }
     };
-    let until = document.lock.as_ref().map_or(0, |lock| lock.until);
     if until.saturating_sub(engine.now()) < millis(terms.lock_timeout) / 2 {
         // It took so long that the caller would lose it: it is not counted.
-        give_back_later(engine, document, token);
+        give_back_later(engine, document, token, until);
         return Ok(Claimed::Held(engine.now() + 20));
     }
-    let parsed = match &item {
-        Some(item) => serde_json::from_str::<WorkItem>(item).map_err(|e| e.to_string()),
-        None => Err("its input is not there".to_owned()),
-    };
+    let parsed = item.and_then(|item| serde_json::from_str::<WorkItem>(&item).map_err(|e| e.to_string()));
     let identity = WorkDocument::identity(&document.id);
     if let Some((execution, id)) = identity {
         // The turn that scheduled it is there. What is known from before must not be what the activity is told about it.
@@ -227,30 +221,32 @@ async fn payload(engine: &Engine, document: &WorkDocument, deadline: Deadline) -
     Ok(found.map(|found| found.document.item))
 }
 
-/// Gives a claim back in the background: for a caller that went away, or that could not find out what happened to it.
-pub(crate) fn give_back_later(engine: &Arc<Engine>, document: WorkDocument, token: String) {
+/// Gives a claim back in the background: for a caller that went away, or that could not find out what happened to it. Its
+/// lock ends at `until` or earlier.
+pub(crate) fn give_back_later(engine: &Arc<Engine>, document: WorkDocument, token: String, until: Millis) {
     let engine_too = engine.clone();
     engine.spawn(async move {
         engine_too.works.remove(&token);
-        let deadline = Deadline::after(GIVE_BACK_TIME);
-        match give_back(&engine_too, &document, &token, deadline).await {
+        let engine = &engine_too;
+        match engine.until_released(until, |deadline| give_back(engine, &document, &token, deadline)).await {
             Ok(()) => debug!(id = %document.id, "gave an activity back"),
             Err(error) => warn!(id = %document.id, %error, "an activity could not be given back: its lock expires"),
         }
     });
 }
 
-/// Gives back an activity of which no more is known than its id.
-pub(crate) async fn give_back_named(engine: &Engine, partition: &Partition, id: String, token: String) {
+/// Gives back an activity of which no more is known than its id and the end of its lock.
+pub(crate) async fn give_back_named(engine: &Engine, partition: &Partition, id: String, token: String, until: Millis) {
     let Ok(id) = DocumentId::try_from(id) else { return };
-    let deadline = Deadline::after(GIVE_BACK_TIME);
-    let found = engine.store.read::<WorkDocument>(partition, &id, Freshness::Authoritative, deadline).await;
-    let given_back = match found {
-        Ok(Some(found)) => give_back(engine, &found.document, &token, deadline).await,
-        Ok(None) => Ok(()),
-        Err(error) => Err(error),
+    let (id, token) = (&id, token.as_str());
+    let release = |deadline: Deadline| async move {
+        let found = engine.store.read::<WorkDocument>(partition, id, Freshness::Authoritative, deadline).await?;
+        match found {
+            Some(found) => give_back(engine, &found.document, token, deadline).await,
+            None => Ok(()),
+        }
     };
-    if let Err(error) = given_back {
+    if let Err(error) = engine.until_released(until, release).await {
         warn!(%id, %error, "an activity could not be given back: its lock expires");
     }
 }

@@ -15,7 +15,7 @@ use crate::{
 use azure_core::http::Etag;
 use duroxide::{
     providers::{ProviderError, WorkItem},
-    EventKind,
+    AppErrorKind, ErrorDetails, EventKind,
 };
 use std::{sync::Arc, time::Duration};
 use tracing::warn;
@@ -109,11 +109,23 @@ fn completion_message(
     let due = item::visible_at(completion, now);
     let message = MessageDocument::new(partition, &key, completion, engine.sequencer.next(), now, due)
         .map_err(|e| refuse(format!("the completion can't be written as JSON: {e}")))?;
-    if let Some(bytes) = message.oversize() {
-        let (kind, limit) = (item::kind(completion), MessageDocument::MAX_BYTES);
+    let Some(bytes) = message.oversize() else { return Ok(message) };
+    let (kind, limit) = (item::kind(completion), MessageDocument::MAX_BYTES);
+    let Some(failure) = too_large(completion, bytes, limit) else {
         return Err(refuse(format!("{kind} for {instance:?} has {bytes} bytes, but the limit is {limit}")));
-    }
-    Ok(message)
+    };
+    warn!(instance_id = instance, bytes, limit, "an activity's result is too large: the activity has failed");
+    completion_message(engine, handle, &failure)
+}
+
+/// The failure of an activity whose result can't be stored. A refusal would make the runtime run the activity again, with the
+/// same result, until it is poisoned.
+fn too_large(completion: &WorkItem, bytes: usize, limit: usize) -> Option<WorkItem> {
+    let WorkItem::ActivityCompleted { instance, execution_id, id, .. } = completion else { return None };
+    let message =
+        format!("the result of the activity has {bytes} bytes as it is stored, but the limit is {limit} bytes");
+    let details = ErrorDetails::Application { kind: AppErrorKind::ActivityFailed, message, retryable: false };
+    Some(WorkItem::ActivityFailed { instance: instance.clone(), execution_id: *execution_id, id: *id, details })
 }
 
 /// One batch that removes the activity, its payload, and creates the completion.
@@ -163,25 +175,18 @@ async fn remove(
             BatchOutcome::RolledBack(back) if back.index == plain - 1 && with_payload && back.status == 404 => {
                 with_payload = false;
             }
-            BatchOutcome::RolledBack(back) if matches!(back.status, 404 | 409 | 412) => {
-                match verify(engine, handle, state, here, deadline).await? {
-                    Verified::Done => match along {
-                        Along::Nothing => break (None, None),
-                        Along::Next(next) => break (None, Some((next, None))),
-                        Along::Turn(offer) => {
-                            offer.look();
-                            return Ok(Removed::HandedOver);
-                        }
-                    },
-                    Verified::StillOurs => {}
-                    Verified::Lost => return Ok(Removed::NotOurs),
-                }
-            }
-            BatchOutcome::RolledBack(back) => {
-                along.withdraw();
-                let detail = format!("the completion was answered {}", back.status);
-                return Err(StoreError::Rejected { document: state.document.id.to_string(), detail });
-            }
+            BatchOutcome::RolledBack(_) => match verify(engine, handle, state, here, deadline).await? {
+                Verified::Done => match along {
+                    Along::Nothing => break (None, None),
+                    Along::Next(next) => break (None, Some((next, None))),
+                    Along::Turn(offer) => {
+                        offer.look();
+                        return Ok(Removed::HandedOver);
+                    }
+                },
+                Verified::StillOurs => {}
+                Verified::Lost => return Ok(Removed::NotOurs),
+            },
         }
     };
     // A completion for another instance can't go in the same batch; its queue gets it right after.
@@ -243,14 +248,6 @@ impl Along {
             Self::Nothing => {}
             Self::Turn(offer) => offer.refused(),
             Self::Next(next) => next.refused(),
-        }
-    }
-
-    fn withdraw(self) {
-        match self {
-            Self::Nothing => {}
-            Self::Turn(offer) => offer.withdraw(),
-            Self::Next(next) => next.withdraw(),
         }
     }
 }
@@ -325,6 +322,8 @@ pub(crate) async fn renew(engine: &Arc<Engine>, token: &str, extend_for: Duratio
     let handle = held(engine, token, OPERATION)?;
     let mut state = handle.state.lock().await;
     if state.closed || state.until <= engine.now() {
+        // The runtime cancels the activity now and removes it without a completion: refused, also if the clock is set back.
+        state.close();
         return Err(not_held(OPERATION, "its lock has expired"));
     }
     let until = engine.clock.after(extend_for);

@@ -3,11 +3,11 @@
 use crate::{
     engine::Engine,
     model::{
-        kind, status, DocumentId, ExecutionDocument, HistoryDocument, InstanceDocument, IntentDocument, KvDocument,
-        MessageDocument, Millis, Partition, PayloadDocument, PlanDocument, SessionDocument, StagedDocument,
+        kind, status, DocumentId, EventSet, ExecutionDocument, HistoryDocument, InstanceDocument, IntentDocument,
+        KvDocument, MessageDocument, Millis, Partition, PayloadDocument, PlanDocument, SessionDocument, StagedDocument,
         StatusDocument, WorkDocument,
     },
-    store::{queries, Freshness, Lenient, Patience, Statement, StoreError, Versioned},
+    store::{queries, Freshness, Rows, Statement, StoreError, Versioned},
     turn::{instance_id, load},
 };
 use azure_core::http::Etag;
@@ -37,8 +37,11 @@ pub(super) struct Chart {
     pub(super) events: Result<Vec<Event>, String>,
     /// Which turns have written a history document, by execution.
     pub(super) turns: BTreeMap<u64, BTreeSet<String>>,
-    /// The last document of the current execution's history.
-    pub(super) last_history: Option<DocumentId>,
+    /// Earlier executions but those that were pruned.
+    pub(super) past: BTreeMap<u64, Past>,
+    /// The last document of the history or, where there is none, a parked message: the instance's document is made
+    /// only if this is still there.
+    pub(super) basis: Option<(DocumentId, Versioned<Value>)>,
     pub(super) messages: Vec<(MessageDocument, Result<WorkItem, String>)>,
     pub(super) work: BTreeMap<DocumentId, (WorkDocument, Etag)>,
     /// Inputs, and whether each can be read.
@@ -58,6 +61,16 @@ pub(super) struct Chart {
     pub(super) parent: Option<Option<InstanceDocument>>,
     /// The sessions that its activities wait for.
     pub(super) sessions: BTreeMap<String, SessionDocument>,
+}
+
+/// The history of an earlier execution: which events there are, and what it says of values.
+#[derive(Default)]
+pub(super) struct Past {
+    pub(super) events: EventSet,
+    /// In the order of their ids.
+    pub(super) values: Vec<Event>,
+    /// Why a part of it can't be read.
+    pub(super) unreadable: Option<String>,
 }
 
 /// A document of ours that can't be read.
@@ -104,15 +117,16 @@ pub(super) enum Look {
     Still(Box<Chart>),
 }
 
-/// Looks at an instance.
-pub(super) async fn look(engine: &Arc<Engine>, partition: &Partition) -> Result<Look, StoreError> {
+/// Looks at an instance. `now` is the time by which it is judged.
+pub(super) async fn look(engine: &Arc<Engine>, partition: &Partition, now: Millis) -> Result<Look, StoreError> {
     let before = read_instance(engine, partition).await?;
-    let mut chart = Chart::new(engine, partition, before);
+    let mut chart = Chart::new(partition, now, before);
     chart.read_contents(engine).await?;
     if chart.is_empty() {
         return Ok(Look::Nothing);
     }
     chart.read_history(engine).await?;
+    chart.read_past(engine).await?;
     chart.read_others(engine).await?;
     let after = read_instance(engine, partition).await?.map(|found| found.etag);
     Ok(if after == chart.etag { Look::Still(Box::new(chart)) } else { Look::Moved })
@@ -123,17 +137,18 @@ async fn read_instance(engine: &Engine, partition: &Partition) -> Result<Option<
 }
 
 impl Chart {
-    fn new(engine: &Engine, partition: &Partition, found: Option<Versioned<Value>>) -> Self {
+    fn new(partition: &Partition, now: Millis, found: Option<Versioned<Value>>) -> Self {
         let etag = found.as_ref().map(|found| found.etag.clone());
         let mut chart = Self {
             partition: partition.clone(),
-            now: engine.now(),
+            now,
             etag,
             instance: None,
             execution: 0,
             events: Ok(Vec::new()),
             turns: BTreeMap::new(),
-            last_history: None,
+            past: BTreeMap::new(),
+            basis: None,
             messages: Vec::new(),
             work: BTreeMap::new(),
             payloads: BTreeMap::new(),
@@ -163,6 +178,12 @@ impl Chart {
     /// The instance's document.
     pub(super) fn document(&self) -> Option<&InstanceDocument> {
         self.instance.as_ref().map(|found| &found.document)
+    }
+
+    /// Whether there is a history, and no document that tells of it: none at all, or one that a claim has made since.
+    pub(super) fn is_headless(&self) -> bool {
+        let says_nothing = |left: &InstanceDocument| left.is_shell() && left.deleting.is_none();
+        !self.turns.is_empty() && !self.is_illegible() && self.document().is_none_or(says_nothing)
     }
 
     /// Whether the instance's document is there, but can't be read.
@@ -221,15 +242,14 @@ impl Chart {
 
     /// Everything in the partition but histories, and who has written those.
     async fn read_contents(&mut self, engine: &Engine) -> Result<(), StoreError> {
-        let rows: Vec<Lenient<HistoryRow>> = ask(engine, &self.partition, queries::HISTORY_ROWS.statement()).await?;
-        for Lenient(row) in rows {
-            let Some(HistoryRow { id, execution }) = row else { continue };
+        let rows: Rows<HistoryRow> = ask(engine, &self.partition, queries::HISTORY_ROWS.statement()).await?;
+        for HistoryRow { id, execution } in rows.readable() {
             let turn = id.split(':').nth(2).unwrap_or_default().to_owned();
             self.turns.entry(execution).or_default().insert(turn);
         }
         for of_kind in [queries::SMALL_DOCUMENTS, queries::LARGE_DOCUMENTS] {
-            let rows: Vec<Value> = ask(engine, &self.partition, of_kind.statement()).await?;
-            rows.into_iter().for_each(|row| self.add(row));
+            let rows: Rows<Value> = ask(engine, &self.partition, of_kind.statement()).await?;
+            rows.complete()?.into_iter().for_each(|row| self.add(row));
         }
         Ok(())
     }
@@ -241,7 +261,10 @@ impl Chart {
         match of_kind.as_str() {
             kind::INSTANCE => {}
             kind::MESSAGE => {
-                if let Some(message) = self.read::<MessageDocument>(&id, &of_kind, row) {
+                if let Some(message) = self.read::<MessageDocument>(&id, &of_kind, row.clone()) {
+                    if message.is_parked() {
+                        self.basis = Some((message.id.clone(), Versioned { document: own(row), etag }));
+                    }
                     self.add_message(message);
                 }
             }
@@ -292,18 +315,48 @@ impl Chart {
     /// The history of the current execution: where there is no instance's document, the last that has one.
     async fn read_history(&mut self, engine: &Engine) -> Result<(), StoreError> {
         let last = self.turns.last_key_value().map_or(1, |(execution, _)| *execution);
-        self.execution = self.document().map_or(last, |document| document.execution);
+        let told = self.document().filter(|_| !self.is_headless()).map(|document| document.execution);
+        self.execution = told.unwrap_or(last);
         let statement = queries::HISTORY.statement().bind("@execution", self.execution);
-        let rows: Vec<Value> = ask(engine, &self.partition, statement).await?;
+        let rows: Vec<Value> = ask(engine, &self.partition, statement).await?.complete()?;
         let mut documents: Vec<HistoryDocument> = Vec::with_capacity(rows.len());
+        let mut last = 0;
         for row in rows {
-            let id = row.get("id").and_then(Value::as_str).unwrap_or_default().to_owned();
-            if let Some(document) = self.read(&id, kind::HISTORY, row) {
-                documents.push(document);
+            let text = |name: &str| row.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+            let (id, etag) = (text("id"), Etag::from(text("_etag")));
+            let Some(document) = self.read::<HistoryDocument>(&id, kind::HISTORY, row.clone()) else { continue };
+            if document.first >= last {
+                last = document.first;
+                self.basis = Some((document.id.clone(), Versioned { document: own(row), etag }));
+            }
+            documents.push(document);
+        }
+        self.events = load::events(documents).map(|(events, _)| events);
+        Ok(())
+    }
+
+    /// Reads the histories of earlier executions, and keeps which events they have and those about values: histories
+    /// may be long.
+    async fn read_past(&mut self, engine: &Engine) -> Result<(), StoreError> {
+        let pruned: BTreeSet<u64> = self.document().map(|d| d.pruning.iter().copied().collect()).unwrap_or_default();
+        let is_past = |execution: &u64| *execution < self.execution && !pruned.contains(execution);
+        if !self.turns.keys().any(is_past) {
+            return Ok(());
+        }
+        let statement = queries::PAST_HISTORY.statement().bind("@execution", self.execution).authoritative();
+        let patience = engine.per_page();
+        let mut pages = engine.store.partition_pages::<Value>(&self.partition, statement, patience)?;
+        while let Some(page) = pages.next().await? {
+            for row in page.readable() {
+                let execution = row.get("execution").and_then(Value::as_u64);
+                if let Some(execution) = execution.filter(is_past) {
+                    self.past.entry(execution).or_default().add(row);
+                }
             }
         }
-        self.last_history = documents.iter().max_by_key(|document| document.first).map(|document| document.id.clone());
-        self.events = load::events(documents).map(|(events, _)| events);
+        for past in self.past.values_mut() {
+            past.values.sort_by_key(|event| event.event_id);
+        }
         Ok(())
     }
 
@@ -332,7 +385,12 @@ impl Chart {
                 Ok(partition) => read_instance(engine, &partition).await?,
                 Err(_) => None,
             };
-            self.parent = Some(found.and_then(|found| serde_json::from_value(found.document).ok()));
+            // Nothing is said about a parent that is there and can't be read.
+            self.parent = match found.map(|found| serde_json::from_value(found.document)) {
+                None => Some(None),
+                Some(Ok(parent)) => Some(Some(parent)),
+                Some(Err(_)) => None,
+            };
         }
         let sessions: BTreeSet<String> = self.work.values().filter_map(|(work, _)| work.session_id.clone()).collect();
         for session in sessions {
@@ -344,6 +402,36 @@ impl Chart {
         }
         Ok(())
     }
+}
+
+/// A document without what the service has put into it.
+fn own(mut row: Value) -> Value {
+    if let Value::Object(fields) = &mut row {
+        fields.retain(|name, _| !name.starts_with('_'));
+    }
+    row
+}
+
+impl Past {
+    fn add(&mut self, row: Value) {
+        let read = HistoryDocument::deserialize(row).map_err(|error| error.to_string());
+        match read.and_then(|document| load::events(vec![document])) {
+            Ok((events, _)) => {
+                for event in events {
+                    self.events.insert(event.event_id);
+                    if says_of_values(&event) {
+                        self.values.push(event);
+                    }
+                }
+            }
+            Err(error) => self.unreadable = Some(error),
+        }
+    }
+}
+
+fn says_of_values(event: &Event) -> bool {
+    use EventKind::{KeyValueCleared, KeyValueSet, KeyValuesCleared};
+    matches!(event.kind, KeyValueSet { .. } | KeyValueCleared { .. } | KeyValuesCleared)
 }
 
 /// The event of the child whose end this item tells, if it is for this execution.
@@ -365,22 +453,23 @@ async fn read_child(engine: &Arc<Engine>, name: String, parent: &Partition) -> R
     let is_there = found.is_some();
     let document: Option<InstanceDocument> = found.and_then(|found| serde_json::from_value(found.document).ok());
     let enclosed = document.as_ref().and_then(InstanceDocument::enclosed_message).filter(|message| message.starts);
-    let starts: Vec<Start> = ask(engine, &partition, queries::QUEUED_STARTS.statement()).await?;
+    let starts: Rows<Start> = ask(engine, &partition, queries::QUEUED_STARTS.statement()).await?;
     child.is_queued = enclosed.is_some() || !starts.is_empty();
-    child.sender =
-        enclosed.and_then(|message| message.born).or_else(|| starts.into_iter().find_map(|start| start.born));
-    child.is_broken = if is_there {
-        document.is_none()
-    } else {
-        !child.is_queued && !ask::<Value>(engine, &partition, queries::ANY_HISTORY.statement()).await?.is_empty()
-    };
+    child.sender = enclosed
+        .and_then(|message| message.born)
+        .or_else(|| starts.readable().into_iter().find_map(|start| start.born));
+    let is_illegible = is_there && document.is_none();
     child.document = document.filter(InstanceDocument::exists);
-    if let Some(document) = child.document.as_ref().filter(|document| document.is_terminal()) {
-        let intents: Vec<Lenient<IntentDocument>> = ask(engine, &partition, queries::INTENTS.statement()).await?;
-        let mut intents = intents.into_iter().map(|Lenient(intent)| intent);
+    // A claim may have left a document that says nothing of the history.
+    let is_headless = child.document.is_none() && !child.is_queued;
+    child.is_broken = is_illegible
+        || is_headless && !ask::<Value>(engine, &partition, queries::ANY_HISTORY.statement()).await?.is_empty();
+    if let Some(document) = child.document.as_ref().filter(|document| document.has_ended()) {
+        let intents: Rows<IntentDocument> = ask(engine, &partition, queries::INTENTS.statement()).await?;
+        let (intents, unreadable) = intents.into_parts();
         // A turn that is not wholly applied has not written all that it owes yet; and what can't be read may be it.
-        child.owes =
-            document.rolling.is_some() || intents.any(|intent| intent.is_none_or(|intent| intent.target == *parent));
+        let owes = !unreadable.is_empty() || intents.iter().any(|intent| intent.target == *parent);
+        child.owes = document.rolling.is_some() || owes;
         child.end = end_of(engine, document).await?;
     }
     Ok(child)
@@ -396,9 +485,8 @@ struct Start {
 /// How a child has ended: as its history says, or its document, where that can't be read.
 async fn end_of(engine: &Engine, document: &InstanceDocument) -> Result<Option<End>, StoreError> {
     let statement = queries::HISTORY.statement().bind("@execution", document.execution);
-    let rows: Vec<Lenient<HistoryDocument>> = ask(engine, &document.instance_id, statement).await?;
-    let documents: Option<Vec<HistoryDocument>> = rows.into_iter().map(|Lenient(row)| row).collect();
-    let events = documents.and_then(|documents| load::events(documents).ok()).map(|(events, _)| events);
+    let rows: Rows<HistoryDocument> = ask(engine, &document.instance_id, statement).await?;
+    let events = rows.complete().ok().and_then(|documents| load::events(documents).ok()).map(|(events, _)| events);
     let Some(events) = events.filter(|events| events.len() as u64 == document.events.len()) else {
         let message = document.output.clone().unwrap_or_else(|| "its history can't be read".to_owned());
         let outcome = match document.status.as_deref() {
@@ -430,7 +518,7 @@ async fn ask<T: DeserializeOwned + Send + 'static>(
     engine: &Engine,
     partition: &Partition,
     statement: Statement,
-) -> Result<Vec<T>, StoreError> {
-    let patience = Patience::PerPage(engine.config.operation_timeout());
-    engine.store.query_partition(partition, statement.authoritative(), patience).await
+) -> Result<Rows<T>, StoreError> {
+    let patience = engine.per_page();
+    engine.store.partition_pages(partition, statement.authoritative(), patience)?.collect().await
 }

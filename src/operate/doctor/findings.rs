@@ -1,16 +1,16 @@
 //! What a look says of an instance. Pure: nothing is asked here.
 
 use super::{
-    chart::{Chart, Child, End, Illegible},
+    chart::{Chart, Child, End, Illegible, Past},
     lateness, rebuild, Finding, Member, Reason, Remedy,
 };
 use crate::model::{
-    item, kind, status, DocumentId, EventSet, InstanceDocument, IntentDocument, Lock, Millis, Rolling, StagedDocument,
-    Staging, WorkDocument,
+    item, kind, status, DocumentId, EventSet, InstanceDocument, IntentDocument, KvBase, Lock, Millis, Rolling,
+    StagedDocument, Staging, WorkDocument,
 };
 use azure_core::http::Etag;
 use duroxide::{providers::WorkItem, Event, EventKind};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// What is due for so long, and was not taken, nobody takes.
 pub(super) const LATE: Millis = 30_000;
@@ -34,7 +34,7 @@ pub(super) enum Mend {
     /// This message is sent to another instance.
     Send(WorkItem),
     /// A value is written as the history says.
-    SetValue { key: String, value: String, at: Millis },
+    SetValue { key: String, lost: LostValue },
     /// The custom status is written as the history says.
     SetStatus(Option<String>),
     /// An execution's document is made from its history.
@@ -47,6 +47,15 @@ pub(super) enum Mend {
     GoOnDeleting,
     /// The instance's document is made from what is there.
     Rebuild,
+}
+
+/// A value as histories say that it must be.
+pub(super) struct LostValue {
+    pub(super) value: KvBase,
+    /// Whether the current execution has set it.
+    pub(super) is_current: bool,
+    /// The value that earlier executions have left under its key, as far as their histories are there.
+    pub(super) before: Option<KvBase>,
 }
 
 impl Found {
@@ -92,7 +101,7 @@ pub(super) fn of(chart: &Chart, members: &[Member]) -> Vec<Found> {
     if chart.is_illegible() {
         return findings.0;
     }
-    let Some(document) = chart.document() else {
+    let Some(document) = chart.document().filter(|_| !chart.is_headless()) else {
         without_document(chart, members, &mut findings);
         return findings.0;
     };
@@ -103,6 +112,7 @@ pub(super) fn of(chart: &Chart, members: &[Member]) -> Vec<Found> {
         if is_whole(chart, document, &mut findings) && document.exists() {
             lost(chart, document, &mut findings);
             archives(chart, document, &mut findings);
+            past(chart, document, &mut findings);
             unneeded(chart, document, &mut findings);
         }
         unnamed(chart, document, &mut findings);
@@ -260,7 +270,7 @@ fn lost(chart: &Chart, document: &InstanceDocument, findings: &mut Findings) {
                 findings.by_hand(Reason::Idle, "", detail, todo);
             }
         }
-        Some(status::CONTINUED) if !chart.messages.iter().any(|(message, _)| message.starts) => {
+        Some(status::CONTINUED) if !chart.items().any(|item| matches!(item, WorkItem::ContinueAsNew { .. })) => {
             if let Some(next) = continuation(chart, document) {
                 let detail = format!("execution {} continued as new, and nothing starts the next", document.execution);
                 let mend = Mend::Tell(next);
@@ -477,29 +487,53 @@ pub(super) fn custom_status(events: &[Event]) -> Option<Option<String>> {
     events.iter().rev().find_map(said)
 }
 
-/// Values and the custom status, as the current execution has set them.
-fn values(chart: &Chart, document: &InstanceDocument, findings: &mut Findings) {
-    let Ok(events) = &chart.events else { return };
-    let mut set: BTreeMap<&str, Option<(&str, Millis)>> = BTreeMap::new();
+/// Follows what events say of values: of each key, what it was set to last, and nothing where it was cleared.
+fn follow<'a>(values: &mut BTreeMap<&'a str, Option<KvBase>>, events: impl IntoIterator<Item = &'a Event>) {
     for event in events {
         match &event.kind {
             EventKind::KeyValueSet { key, value, last_updated_at_ms } => {
-                set.insert(key, Some((value, *last_updated_at_ms)));
+                values.insert(key, Some(KvBase { value: value.clone(), at: *last_updated_at_ms }));
             }
-            EventKind::KeyValueCleared { key } => drop(set.insert(key, None)),
-            EventKind::KeyValuesCleared => set.values_mut().for_each(|value| *value = None),
+            EventKind::KeyValueCleared { key } => drop(values.insert(key, None)),
+            EventKind::KeyValuesCleared => values.values_mut().for_each(|value| *value = None),
             _ => {}
         }
     }
-    for (key, said) in set {
-        let Some((value, at)) = said else { continue };
-        let is = chart.values.get(key).and_then(|document| document.value.as_deref());
-        if is == Some(value) {
+}
+
+/// The executions right before the current one whose histories are whole, oldest first. An execution before a gap says
+/// nothing of values: one that is missing may have set or cleared them since.
+fn unbroken_past<'a>(chart: &'a Chart, document: &InstanceDocument) -> impl Iterator<Item = &'a Past> {
+    let whole = |execution: u64| {
+        let (past, ended) = (chart.past.get(&execution)?, chart.executions.get(&execution)?);
+        Some(past).filter(|past| past.unreadable.is_none() && past.events == ended.events)
+    };
+    let unbroken: Vec<&Past> = (1..document.execution).rev().map_while(whole).collect();
+    unbroken.into_iter().rev()
+}
+
+/// Values, as all executions that are still there have left them, and the custom status, as the current one has set it.
+fn values(chart: &Chart, document: &InstanceDocument, findings: &mut Findings) {
+    let Ok(events) = &chart.events else { return };
+    let mut before = BTreeMap::new();
+    follow(&mut before, unbroken_past(chart, document).flat_map(|past| &past.values));
+    let (mut current, mut all) = (BTreeMap::new(), before.clone());
+    follow(&mut current, events);
+    follow(&mut all, events);
+    for (key, said) in all {
+        let Some(value) = said else { continue };
+        let is = chart.values.get(key).and_then(|document| document.value.as_ref());
+        if is == Some(&value.value) {
             continue;
         }
         let how = if is.is_none() { "is not there" } else { "is not as the history says" };
-        let does = "write it; what it was before this execution is not known";
-        let mend = Mend::SetValue { key: key.to_owned(), value: value.to_owned(), at };
+        let is_current = current.get(key).is_some_and(Option::is_some);
+        let lost = LostValue { value, is_current, before: before.get(key).cloned().flatten() };
+        let does = match lost.is_current && lost.before.is_none() {
+            true => "write it; what it was before this execution is not known",
+            false => "write it",
+        };
+        let mend = Mend::SetValue { key: key.to_owned(), lost };
         findings.mend(Reason::LostValue, key, format!("the value of key {key:?} {how}"), does, mend);
     }
     let is = chart.status.as_ref().map(|status| &status.value);
@@ -533,13 +567,33 @@ fn archives(chart: &Chart, document: &InstanceDocument, findings: &mut Findings)
             findings.mend(Reason::LostExecution, execution, detail, does, Mend::Archive(execution));
         }
     }
-    for (execution, ended) in &chart.executions {
-        let is_gone = *execution < document.execution && ended.events.len() > 0 && !chart.turns.contains_key(execution);
-        if is_gone && !document.pruning.contains(execution) {
-            let detail = format!("the history of execution {execution} is not there");
+}
+
+/// Earlier executions: none of them may have lost a part of its history, nor be gone without having been pruned.
+fn past(chart: &Chart, document: &InstanceDocument, findings: &mut Findings) {
+    let nothing = Past::default();
+    let is_past = |execution: &u64| *execution < document.execution && !document.pruning.contains(execution);
+    for (execution, ended) in chart.executions.iter().filter(|(execution, _)| is_past(execution)) {
+        let found = chart.past.get(execution).unwrap_or(&nothing);
+        if let Some(why) = &found.unreadable {
+            let todo = "a newer version may be able to read it; the instance runs without it";
+            let detail = format!("the history of execution {execution} can't be read: {why}");
+            findings.by_hand(Reason::Unreadable, format!("history {execution}"), detail, todo);
+        } else if found.events != ended.events {
+            let detail = match found.events.len() {
+                0 => format!("the history of execution {execution} is not there"),
+                is => format!("the history of execution {execution} has {is} of {} events", ended.events.len()),
+            };
             let todo = "restore it from a backup, or prune that execution; the instance runs without it";
             findings.by_hand(Reason::LostHistory, execution, detail, todo);
         }
+    }
+    let there: BTreeSet<u64> = chart.executions.keys().chain(chart.turns.keys()).copied().filter(is_past).collect();
+    let (is, must) = (there.len() as u64 + 1, document.totals.executions);
+    if is < must {
+        let detail = format!("{} of {must} executions are not there, and were not pruned", must - is);
+        let todo = "restore them from a backup; the instance runs without them";
+        findings.by_hand(Reason::LostHistory, "executions", detail, todo);
     }
 }
 
@@ -584,7 +638,7 @@ fn unnamed(chart: &Chart, document: &InstanceDocument, findings: &mut Findings) 
 /// Whether the one that started it is there.
 fn parents(chart: &Chart, document: &InstanceDocument, findings: &mut Findings) {
     let (Some(name), Some(parent)) = (&document.parent, &chart.parent) else { return };
-    if document.is_terminal() {
+    if document.has_ended() {
         return;
     }
     let parent = parent.as_ref().filter(|parent| parent.exists());
@@ -609,9 +663,18 @@ fn undelivered(chart: &Chart, findings: &mut Findings) {
         if let Some(why) = &intent.poisoned {
             let detail = format!("a message for {target:?} can't be delivered: {why}");
             findings.by_hand(Reason::Undelivered, &intent.id, detail, format!("{}, or --drop", retry(intent)));
-        } else if intent.due.is_some_and(|due| due + LATE < chart.now) {
-            let detail = format!("a message for {target:?} was not delivered, {} attempts", intent.retries);
-            let todo = format!("start a worker: any delivers it; or {}", retry(intent));
+            continue;
+        }
+        let is_late = intent.due.is_some_and(|due| due + LATE < chart.now);
+        // Each attempt that fails puts it off, so that it is hardly ever late.
+        let fails = intent.retries > 0 && intent.created_at + LATE < chart.now;
+        if is_late || fails {
+            let (since, attempts) = (lateness::seconds(intent.created_at, chart.now), intent.retries);
+            let detail = format!("a message for {target:?} is not delivered since {since}, after {attempts} attempts");
+            let todo = match fails {
+                true => format!("the logs of the workers say why; or {}", retry(intent)),
+                false => format!("start a worker: any delivers it; or {}", retry(intent)),
+            };
             findings.by_hand(Reason::Undelivered, &intent.id, detail, todo);
         }
     }
@@ -619,7 +682,7 @@ fn undelivered(chart: &Chart, findings: &mut Findings) {
 
 /// What an instance does or waits for, in a few words.
 pub(super) fn state(chart: &Chart) -> String {
-    let Some(document) = chart.document() else {
+    let Some(document) = chart.document().filter(|_| !chart.is_headless()) else {
         if chart.is_illegible() {
             return "can't be read".to_owned();
         }
@@ -633,7 +696,7 @@ pub(super) fn state(chart: &Chart) -> String {
     if document.deleting.is_some() {
         return "is being deleted".to_owned();
     }
-    if let Some(status) = document.status.as_deref().filter(|status| *status != status::RUNNING) {
+    if let Some(status) = document.status.as_deref().filter(|_| document.has_ended()) {
         return format!("has ended: {status}");
     }
     if is_held(document.lock.as_ref(), chart.now) {
@@ -654,15 +717,42 @@ pub(super) fn state(chart: &Chart) -> String {
     }
 }
 
-/// What an orchestration waits for.
-fn waits(chart: &Chart) -> Vec<String> {
-    // An event is for the first that waits for its name; which one that was is not noted.
-    let mut heard: BTreeMap<&str, usize> = BTreeMap::new();
-    for event in chart.events.as_deref().unwrap_or_default() {
-        if let EventKind::ExternalEvent { name, .. } | EventKind::QueueEventDelivered { name, .. } = &event.kind {
-            *heard.entry(name).or_default() += 1;
+/// The waits for events that nothing has answered, by the ids of the events that began them. As duroxide replays a
+/// history, an event answers the first wait for its name that was there before it and was not over. A queue message
+/// answers the first wait for its name that was not cancelled, whichever came first.
+fn unanswered(events: &[Event]) -> BTreeSet<u64> {
+    let over: BTreeSet<u64> = events.iter().filter_map(|event| event.source_event_id).collect();
+    let mut waits: BTreeMap<&str, VecDeque<u64>> = BTreeMap::new();
+    let (mut queues, mut arrived): (Vec<(&str, u64)>, BTreeMap<&str, usize>) = (Vec::new(), BTreeMap::new());
+    for event in events {
+        match &event.kind {
+            EventKind::ExternalSubscribed { name } => waits.entry(name).or_default().push_back(event.event_id),
+            EventKind::ExternalEvent { name, .. } => {
+                waits.get_mut(name.as_str()).and_then(VecDeque::pop_front);
+            }
+            EventKind::ExternalSubscribedCancelled { .. } => {
+                waits.values_mut().for_each(|waits| waits.retain(|id| Some(*id) != event.source_event_id));
+            }
+            EventKind::QueueSubscribed { name } if !over.contains(&event.event_id) => {
+                queues.push((name, event.event_id))
+            }
+            EventKind::QueueEventDelivered { name, .. } => *arrived.entry(name).or_default() += 1,
+            _ => {}
         }
     }
+    let mut unanswered: BTreeSet<u64> = waits.into_values().flatten().collect();
+    for (name, id) in queues {
+        match arrived.get_mut(name).filter(|left| **left > 0) {
+            Some(left) => *left -= 1,
+            None => drop(unanswered.insert(id)),
+        }
+    }
+    unanswered
+}
+
+/// What an orchestration waits for.
+fn waits(chart: &Chart) -> Vec<String> {
+    let unanswered = unanswered(chart.events.as_deref().unwrap_or_default());
     let mut waits = Vec::new();
     for event in chart.outstanding() {
         waits.push(match &event.kind {
@@ -674,11 +764,9 @@ fn waits(chart: &Chart) -> Vec<String> {
             }
             EventKind::TimerCreated { .. } => "a timer".to_owned(),
             EventKind::SubOrchestrationScheduled { name, .. } => format!("a child {name}"),
-            EventKind::ExternalSubscribed { name } | EventKind::QueueSubscribed { name } => {
-                if let Some(heard) = heard.get_mut(name.as_str()).filter(|heard| **heard > 0) {
-                    *heard -= 1;
-                    continue;
-                }
+            EventKind::ExternalSubscribed { name } | EventKind::QueueSubscribed { name }
+                if unanswered.contains(&event.event_id) =>
+            {
                 format!("event {name}")
             }
             _ => continue,

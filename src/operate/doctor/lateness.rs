@@ -28,7 +28,7 @@ fn turns(chart: &Chart, document: Option<&InstanceDocument>, members: &[&Member]
     }
     let waiting = chart.messages.iter().filter(|(message, _)| message.due <= chart.now).count();
     let pinned = document.and_then(|document| document.pinned.clone());
-    let attempts = document.map_or(0, |document| document.claims.len());
+    let attempts = document.map_or(0, |document| document.claims_since(0));
     let (why, todo) = why_no_turn(pinned.as_deref(), attempts, members);
     let since = seconds(due, chart.now);
     let lock = if lock > 0 { ", with a lock that has expired" } else { "" };
@@ -39,11 +39,11 @@ fn turns(chart: &Chart, document: Option<&InstanceDocument>, members: &[&Member]
     })
 }
 
-fn why_no_turn(pinned: Option<&str>, attempts: usize, members: &[&Member]) -> (String, String) {
+fn why_no_turn(pinned: Option<&str>, attempts: u32, members: &[&Member]) -> (String, String) {
     let takers: Vec<&Member> = members.iter().copied().filter(|member| member.turns.is_some()).collect();
     if takers.is_empty() {
-        let todo = "start a worker, or another one, if those that are there are busy: who has not asked for a minute is not counted";
-        return ("no process takes turns".to_owned(), todo.to_owned());
+        let todo = "start a worker, or another one, if those that are there are busy";
+        return (nobody_asks("takes turns", "turn", members.len()), todo.to_owned());
     }
     let version = pinned.and_then(|pinned| semver::Version::parse(pinned).ok());
     let runs = |member: &&Member| {
@@ -60,6 +60,18 @@ fn why_no_turn(pinned: Option<&str>, attempts: usize, members: &[&Member]) -> (S
         takers.iter().filter(|member| runs(member)).count()
     );
     (why, "look at the logs of the workers; a turn that fails is put off, longer each time".to_owned())
+}
+
+/// Why nobody takes something that no process asks for. A process asks only while one of its workers is free: some
+/// that are there have not asked for anything of the kind in the last minute, and may be busy.
+fn nobody_asks(does: &str, what: &str, silent: usize) -> String {
+    match silent {
+        0 => format!("no process {does}"),
+        _ => {
+            let busy = "they are busy, or take none";
+            format!("no free process {does}; {silent} processes have asked for no {what} in the last minute: {busy}")
+        }
+    }
 }
 
 fn activities(chart: &Chart, members: &[&Member]) -> Vec<Late> {
@@ -107,8 +119,9 @@ fn why_no_activity(
             Some(tag) => (format!(" with tag {tag:?}"), format!(" that takes tag {tag:?}")),
             None => (" without a tag".to_owned(), String::new()),
         };
-        let busy = ", or another one, if those that are there are busy: who has not asked for a minute is not counted";
-        return (format!("no process runs activities{what}"), format!("start a worker{with}{busy}"));
+        let silent = members.iter().filter(|member| member.activities.is_none()).count();
+        let why = nobody_asks(&format!("runs activities{what}"), "activity", silent);
+        return (why, format!("start a worker{with}, or another one, if those that are there are busy"));
     }
     let held = session.and_then(|session| chart.sessions.get(session)).filter(|held| held.locked_until > chart.now);
     if let Some(held) = held {
@@ -126,6 +139,6 @@ fn why_no_activity(
     (why, "look at the logs of the workers: they may be busy with others, or fail to begin it".to_owned())
 }
 
-fn seconds(from: Millis, to: Millis) -> String {
+pub(super) fn seconds(from: Millis, to: Millis) -> String {
     format!("{} s", to.saturating_sub(from) / 1_000)
 }

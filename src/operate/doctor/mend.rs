@@ -10,10 +10,11 @@ use crate::{
     dispatch,
     engine::Engine,
     model::{
-        item, ExecutionDocument, InstanceDocument, IntentDocument, KvDocument, MessageDocument, Millis, Partition,
-        StatusDocument, WorkDocument,
+        clock::millis, item, ExecutionDocument, InstanceDocument, IntentDocument, KvDocument, MessageDocument, Millis,
+        Partition, StatusDocument, WorkDocument,
     },
     outbox,
+    skew::Skew,
     store::{batch, BatchOutcome, Freshness, Operation, StoreError, Versioned, WriteOutcome},
     turn::{instance_id, load, read, staging},
 };
@@ -44,9 +45,11 @@ pub(super) async fn repair(doctor: &Doctor, said: &Diagnosis) -> Result<Repair, 
     let engine = &doctor.engine;
     let mut repair = Repair { done: Vec::new(), hindered: None, after: None };
     let Ok(partition) = Partition::instance(&said.instance) else { return Ok(repair) };
+    // Whether a lock has expired decides: by a clock that is ahead, a turn that is under way would lose its own.
+    let skew = Skew::measure(engine).await?;
     let mut attempts = 0;
     while attempts < ATTEMPTS {
-        let Some(Examined { diagnosis, found, chart }) = doctor.examine(&partition).await? else {
+        let Some(Examined { diagnosis, found, chart }) = doctor.examine(&partition, skew).await? else {
             repair.after = None;
             return Ok(repair);
         };
@@ -61,13 +64,14 @@ pub(super) async fn repair(doctor: &Doctor, said: &Diagnosis) -> Result<Repair, 
             repair.hindered = None;
             return Ok(repair);
         }
-        let locked = chart.document().and_then(|document| document.locked_until(engine.now()));
+        let now = skew.now(engine);
+        let locked = chart.document().and_then(|document| document.locked_until(now));
         if locked.is_some() {
             repair.hindered = Some("a turn is under way: try again when it has ended".to_owned());
             return Ok(repair);
         }
         let before = repair.done.len();
-        repair.hindered = mend(engine, &chart, todo, &mut repair.done).await?;
+        repair.hindered = mend(engine, &chart, now, todo, &mut repair.done).await?;
         attempts = if repair.done.len() > before { 0 } else { attempts + 1 };
     }
     Ok(repair)
@@ -77,6 +81,7 @@ pub(super) async fn repair(doctor: &Doctor, said: &Diagnosis) -> Result<Repair, 
 async fn mend(
     engine: &Arc<Engine>,
     chart: &Chart,
+    now: Millis,
     todo: Vec<Found>,
     done: &mut Vec<Finding>,
 ) -> Result<Option<String>, StoreError> {
@@ -91,14 +96,7 @@ async fn mend(
                 }
             }
             (Mend::Rebuild, _) => {
-                let Ok(document) = rebuild::instance(chart, &engine.new_token()) else { return moved() };
-                let id = instance_id();
-                // A region that lags may show what was deleted.
-                if !is_there(engine, chart).await? {
-                    return moved();
-                }
-                let created = engine.store.create(partition, &id, &document, engine.deadline()).await?;
-                if !matches!(created, WriteOutcome::Done(_)) {
+                if !make(engine, chart).await? {
                     return moved();
                 }
             }
@@ -112,7 +110,7 @@ async fn mend(
     }
     let Some(instance) = &chart.instance else { return without_fence(engine, chart, todo, done).await };
     let mut fence = instance.clone();
-    let mut drafter = Drafter { engine, chart, token: engine.new_token(), count: 0 };
+    let mut drafter = Drafter { engine, chart, now, token: engine.new_token(), count: 0 };
     let mut hindered = None;
     let (mut ready, mut operations): (Vec<Found>, Vec<Operation>) = (Vec::new(), Vec::new());
     let mut bytes = 0;
@@ -128,7 +126,7 @@ async fn mend(
         let size: usize = draft.iter().map(Operation::size).sum();
         let is_full = operations.len() + draft.len() >= batch::MAX_OPERATIONS || bytes + size > batch::MAX_BYTES - ROOM;
         if is_full && !operations.is_empty() {
-            if !write(engine, &mut fence, &std::mem::take(&mut operations)).await? {
+            if !write(engine, now, &mut fence, &std::mem::take(&mut operations)).await? {
                 return moved();
             }
             done.extend(ready.drain(..).map(|found| found.finding));
@@ -138,19 +136,26 @@ async fn mend(
         operations.extend(draft);
         ready.push(found);
     }
-    if !operations.is_empty() && !write(engine, &mut fence, &operations).await? {
+    if !operations.is_empty() && !write(engine, now, &mut fence, &operations).await? {
         return moved();
     }
     done.extend(ready.into_iter().map(|found| found.finding));
     Ok(hindered)
 }
 
-/// Whether the last document of the history is there, where writes go.
-async fn is_there(engine: &Engine, chart: &Chart) -> Result<bool, StoreError> {
-    let Some(id) = &chart.last_history else { return Ok(chart.turns.is_empty()) };
-    let freshness = Freshness::Authoritative;
-    let found = engine.store.read::<serde_json::Value>(&chart.partition, id, freshness, engine.deadline()).await?;
-    Ok(found.is_some())
+/// Makes the document of an instance; `false` where something has changed. Its batch proves that the basis of the
+/// document is still there, and that nobody has claimed the instance since.
+async fn make(engine: &Engine, chart: &Chart) -> Result<bool, StoreError> {
+    let (Ok(document), Some((id, basis))) = (rebuild::instance(chart, &engine.new_token()), &chart.basis) else {
+        return Ok(false);
+    };
+    let made = match &chart.instance {
+        Some(left) => Operation::replace(instance_id(), &document, Some(&left.etag))?,
+        None => Operation::create(&document)?,
+    };
+    let operations = [made, Operation::replace(id.clone(), &basis.document, Some(&basis.etag))?];
+    let written = engine.store.batch(&chart.partition, &operations, engine.deadline()).await?;
+    Ok(matches!(written, BatchOutcome::Committed(_)))
 }
 
 /// Where there is no instance, what does not belong goes by its own ETag.
@@ -174,11 +179,11 @@ async fn without_fence(
 /// One batch with the fence, which moves; `false` where something has changed.
 async fn write(
     engine: &Arc<Engine>,
+    now: Millis,
     fence: &mut Versioned<InstanceDocument>,
     operations: &[Operation],
 ) -> Result<bool, StoreError> {
     let partition = fence.document.instance_id.clone();
-    let now = engine.now();
     let mut next = fence.document.clone();
     next.updated_at = now;
     if next.lock.is_some() && next.enclosed.is_none() {
@@ -206,6 +211,8 @@ async fn write(
 struct Drafter<'a> {
     engine: &'a Arc<Engine>,
     chart: &'a Chart,
+    /// The service's time.
+    now: Millis,
     /// Nobody else has it: what is made has it in its id.
     token: String,
     count: usize,
@@ -213,18 +220,23 @@ struct Drafter<'a> {
 
 impl Drafter<'_> {
     async fn draft(&mut self, document: &InstanceDocument, mend: &Mend) -> Result<Vec<Operation>, StoreError> {
-        let (chart, now) = (self.chart, self.engine.now());
+        let chart = self.chart;
         let partition = &chart.partition;
         Ok(match mend {
             Mend::Nothing | Mend::RollForward | Mend::GoOnDeleting | Mend::Rebuild => Vec::new(),
             Mend::Schedule(item) => self.schedule(item)?,
-            Mend::Tell(item) => vec![self.message(item, now)?],
-            Mend::Send(item) => vec![self.intent(document, item, now)?],
-            Mend::SetValue { key, value, at } => {
+            Mend::Tell(item) => vec![self.message(item)?],
+            Mend::Send(item) => vec![self.intent(document, item)?],
+            Mend::SetValue { key, lost } => {
                 // The turn that ends an execution begins the next epoch.
-                let epoch = document.epoch.saturating_sub(u64::from(document.is_terminal()));
-                let before = chart.values.get(key);
-                let next = KvDocument::written(partition, key, before, Some(value.clone()), *at, epoch);
+                let epoch = document.epoch.saturating_sub(u64::from(document.execution_has_ended()));
+                // What an earlier execution has set is what the current one has found.
+                let epoch = epoch.saturating_sub(u64::from(!lost.is_current));
+                let (value, at) = (Some(lost.value.value.clone()), lost.value.at);
+                let mut next = KvDocument::written(partition, key, chart.values.get(key), value, at, epoch);
+                if lost.is_current && lost.before.is_some() {
+                    next.base = lost.before.clone();
+                }
                 vec![Operation::upsert(&next)?]
             }
             Mend::SetStatus(value) => {
@@ -242,8 +254,8 @@ impl Drafter<'_> {
         let work_id = WorkDocument::scheduled_id(*execution_id, *id);
         let seq = self.engine.sequencer.next();
         let partition = self.chart.partition.clone();
-        let (work, payload) = WorkDocument::new(partition, work_id.clone(), item, seq, self.engine.now())
-            .map_err(StoreError::unwritable)?;
+        let (work, payload) =
+            WorkDocument::new(partition, work_id.clone(), item, seq, self.now).map_err(StoreError::unwritable)?;
         let illegible = self.chart.unreadable.iter().find(|illegible| illegible.id == work_id.as_str());
         let seen = self.chart.work.get(&work_id).map(|(_, etag)| etag).or(illegible.map(|illegible| &illegible.etag));
         let mut operations = vec![match seen {
@@ -262,16 +274,16 @@ impl Drafter<'_> {
         format!("r:{}:{}", self.token, self.count)
     }
 
-    fn message(&mut self, item: &WorkItem, now: Millis) -> Result<Operation, StoreError> {
-        let (key, seq) = (self.key(), self.engine.sequencer.next());
+    fn message(&mut self, item: &WorkItem) -> Result<Operation, StoreError> {
+        let (key, seq, now) = (self.key(), self.engine.sequencer.next(), self.now);
         let partition = self.chart.partition.clone();
         let due = item::visible_at(item, now);
         let message = MessageDocument::new(partition, &key, item, seq, now, due).map_err(StoreError::unwritable)?;
         Operation::create(&message)
     }
 
-    fn intent(&mut self, sender: &InstanceDocument, item: &WorkItem, now: Millis) -> Result<Operation, StoreError> {
-        let (key, seq) = (self.key(), self.engine.sequencer.next());
+    fn intent(&mut self, sender: &InstanceDocument, item: &WorkItem) -> Result<Operation, StoreError> {
+        let (key, seq, now) = (self.key(), self.engine.sequencer.next(), self.now);
         let target = Partition::instance(item::target(item).unwrap_or_default())
             .map_err(|e| StoreError::Malformed { detail: e.to_string() })?;
         let mut message =
@@ -279,7 +291,7 @@ impl Drafter<'_> {
         message.delivered = true;
         message.born = Some(sender.born.clone());
         let document = serde_json::to_value(&message).map_err(StoreError::unwritable)?;
-        let takeover = self.engine.clock.after(self.engine.config.reconciler_age_threshold());
+        let takeover = now.saturating_add(millis(self.engine.config.reconciler_age_threshold()));
         let partition = self.chart.partition.clone();
         let intent = IntentDocument::new(partition, target, &self.token, self.count, document, now, takeover);
         Operation::create(&intent)

@@ -13,12 +13,14 @@ use super::{fleet, Member};
 use crate::{
     engine::Engine,
     model::Partition,
+    skew::Skew,
     store::{in_background, StoreError},
 };
 use chart::{Chart, Look};
 use findings::Found;
 use serde::Serialize;
 use std::{fmt, sync::Arc, time::Duration};
+use tracing::warn;
 
 pub use mend::Repair;
 pub use suspects::Suspects;
@@ -33,6 +35,7 @@ pub struct Doctor {
     engine: Arc<Engine>,
     /// Who is there to take something.
     members: Vec<Member>,
+    skew: Skew,
 }
 
 /// What is known of the health of an instance.
@@ -175,13 +178,18 @@ struct Examined {
 
 impl Doctor {
     pub(super) async fn new(engine: &Arc<Engine>) -> Result<Self, StoreError> {
-        Ok(Self { engine: engine.clone(), members: fleet::members(engine).await? })
+        let skew = Skew::measure(engine).await.unwrap_or_else(|error| {
+            // Somebody who may only read can diagnose. A repair insists.
+            warn!(%error, "the service's time is not known: what is late is judged by this machine's clock");
+            Skew::default()
+        });
+        Ok(Self { engine: engine.clone(), members: fleet::members(engine, skew.now(engine)).await?, skew })
     }
 
     /// What is wrong with an instance; none where there is nothing of that name. Nothing is changed.
     pub async fn diagnose(&self, instance: &str) -> Result<Option<Diagnosis>, StoreError> {
         let Ok(partition) = Partition::instance(instance) else { return Ok(None) };
-        let examined = in_background(self.examine(&partition)).await?;
+        let examined = in_background(self.examine(&partition, self.skew)).await?;
         Ok(examined.map(|examined| examined.diagnosis))
     }
 
@@ -193,17 +201,17 @@ impl Doctor {
     /// The instances that may be in trouble: of which something waits that nobody takes, and those that run and have not moved for so
     /// long; with `all`, every instance, and whatever has a history.
     pub fn suspects(&self, unmoved: Duration, all: bool) -> Suspects {
-        Suspects::new(self.engine.clone(), unmoved, all)
+        Suspects::new(self.engine.clone(), self.skew, unmoved, all)
     }
 
     /// What two looks in a row have found, of the same state of the instance.
-    async fn examine(&self, partition: &Partition) -> Result<Option<Examined>, StoreError> {
+    async fn examine(&self, partition: &Partition, skew: Skew) -> Result<Option<Examined>, StoreError> {
         let mut before: Option<Vec<Found>> = None;
         for number in 0..LOOKS {
             if number > 1 {
                 tokio::time::sleep(PAUSE).await;
             }
-            let chart = match chart::look(&self.engine, partition).await? {
+            let chart = match chart::look(&self.engine, partition, skew.now(&self.engine)).await? {
                 Look::Nothing => return Ok(None),
                 Look::Moved => {
                     before = None;

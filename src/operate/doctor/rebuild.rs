@@ -76,6 +76,8 @@ fn lacks(chart: &Chart, events: &[Event]) -> Option<String> {
 pub(super) fn instance(chart: &Chart, token: &str) -> Result<InstanceDocument, String> {
     let mut document = InstanceDocument::new(chart.partition.clone(), token, chart.now);
     document.parked = chart.messages.iter().any(|(message, _)| message.is_parked());
+    // What a claim has left in place of it may hold a message.
+    document.enclosed = chart.document().and_then(|left| left.enclosed.clone());
     if chart.turns.is_empty() {
         return if document.parked { Ok(document) } else { Err("nothing is parked".to_owned()) };
     }

@@ -4,7 +4,8 @@ use crate::{
     engine::Engine,
     model::{clock::millis, status, Millis, Partition},
     operate::list::{self, InstanceQuery},
-    store::{in_background, queries, Lenient, Pages, Patience, Statement, StoreError},
+    skew::Skew,
+    store::{in_background, queries, Pages, Statement, StoreError},
 };
 use serde::Deserialize;
 use std::{collections::HashSet, sync::Arc, time::Duration};
@@ -15,6 +16,7 @@ const PAGE: usize = 200;
 /// The instances that may be in trouble, page by page, each once.
 pub struct Suspects {
     engine: Arc<Engine>,
+    skew: Skew,
     /// Those that have moved since are not among them.
     unmoved_since: Millis,
     all: bool,
@@ -33,7 +35,7 @@ enum Phase {
     Over,
 }
 
-type Rows = Box<Pages<Lenient<Row>>>;
+type Rows = Box<Pages<Row>>;
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -42,24 +44,38 @@ struct Row {
 }
 
 impl Suspects {
-    pub(super) fn new(engine: Arc<Engine>, unmoved: Duration, all: bool) -> Self {
-        let unmoved_since = engine.now().saturating_sub(millis(unmoved));
-        Self { engine, unmoved_since, all, phase: Phase::Overdue(None), seen: HashSet::new() }
+    pub(super) fn new(engine: Arc<Engine>, skew: Skew, unmoved: Duration, all: bool) -> Self {
+        let unmoved_since = skew.now(&engine).saturating_sub(millis(unmoved));
+        Self { engine, skew, unmoved_since, all, phase: Phase::Overdue(None), seen: HashSet::new() }
     }
 
-    /// The next page, which may be empty; none after the last.
+    /// The next page, which may be empty; none after the last. After an error, the next call asks again.
     pub async fn next(&mut self) -> Result<Option<Vec<String>>, StoreError> {
-        let found = match std::mem::replace(&mut self.phase, Phase::Over) {
+        let phase = std::mem::replace(&mut self.phase, Phase::Over);
+        // Those that were returned already are not returned again.
+        let again = match &phase {
             Phase::Over => return Ok(None),
-            Phase::Overdue(rows) => in_background(self.overdue(rows)).await?,
-            Phase::Instances(status, cursor) => in_background(self.instances(status, cursor)).await?,
-            Phase::Others(rows) => in_background(self.others(rows)).await?,
+            Phase::Overdue(_) => Phase::Overdue(None),
+            Phase::Instances(status, cursor) => Phase::Instances(*status, cursor.clone()),
+            Phase::Others(_) => Phase::Others(None),
         };
-        Ok(Some(found.into_iter().filter(|id| self.seen.insert(id.clone())).collect()))
+        let found = match phase {
+            Phase::Over => Ok(Vec::new()),
+            Phase::Overdue(rows) => in_background(self.overdue(rows)).await,
+            Phase::Instances(status, cursor) => in_background(self.instances(status, cursor)).await,
+            Phase::Others(rows) => in_background(self.others(rows)).await,
+        };
+        match found {
+            Ok(found) => Ok(Some(found.into_iter().filter(|id| self.seen.insert(id.clone())).collect())),
+            Err(error) => {
+                self.phase = again;
+                Err(error)
+            }
+        }
     }
 
     async fn overdue(&mut self, rows: Option<Rows>) -> Result<Vec<String>, StoreError> {
-        let until = self.engine.now().saturating_sub(super::findings::LATE);
+        let until = self.skew.now(&self.engine).saturating_sub(super::findings::LATE);
         let (found, rows) = next_rows(&self.engine, rows, queries::OVERDUE.statement().bind("@until", until)).await?;
         self.phase = match rows {
             Some(rows) => Phase::Overdue(Some(rows)),
@@ -82,7 +98,8 @@ impl Suspects {
             (None, None) => Phase::Others(None),
         };
         let unmoved = page.instances.into_iter().filter(|found| self.all || found.updated_at <= self.unmoved_since);
-        Ok(unmoved.map(|found| found.id).collect())
+        let unreadable = page.unreadable.into_iter().map(|found| found.id);
+        Ok(unmoved.map(|found| found.id).chain(unreadable).collect())
     }
 
     async fn others(&mut self, rows: Option<Rows>) -> Result<Vec<String>, StoreError> {
@@ -98,17 +115,14 @@ async fn next_rows(
     rows: Option<Rows>,
     statement: Statement,
 ) -> Result<(Vec<String>, Option<Rows>), StoreError> {
-    let patience = Patience::PerPage(engine.config.operation_timeout());
+    let patience = engine.per_page();
     let mut rows = match rows {
         Some(rows) => rows,
         None => Box::new(engine.store.container_pages(statement, patience)?),
     };
     let Some(page) = rows.next().await? else { return Ok((Vec::new(), None)) };
-    Ok((named(page), Some(rows)))
-}
-
-fn named(rows: Vec<Lenient<Row>>) -> Vec<String> {
-    rows.into_iter().filter_map(|Lenient(row)| Some(row?.instance_id.instance_id()?.to_owned())).collect()
+    let named = page.readable().into_iter().filter_map(|row| Some(row.instance_id.instance_id()?.to_owned()));
+    Ok((named.collect(), Some(rows)))
 }
 
 #[cfg(test)]

@@ -36,7 +36,7 @@ async fn ask(scene: &Scene, range: &FeedRange, text: QueryText, page: u32) -> Ve
     let mut pages = scene.store.range_pages::<Note>(range, statement, in_time()).unwrap();
     let mut found = Vec::new();
     while let Some(page) = pages.next().await.unwrap() {
-        found.extend(page.into_iter().map(|note| note.text));
+        found.extend(page.readable().into_iter().map(|note| note.text));
     }
     found
 }
@@ -119,10 +119,10 @@ async fn a_range_that_is_split_between_two_pages_is_answered_wholly(scene: Scene
     assert!(wanted.len() > 4);
     let statement = NOTES.statement().in_pages_of(NonZeroU32::new(2).unwrap());
     let mut pages = scene.store.range_pages::<Note>(&range, statement, in_time()).unwrap();
-    let mut found: Vec<Note> = pages.next().await.unwrap().unwrap();
+    let mut found: Vec<Note> = pages.next().await.unwrap().unwrap().readable();
     split_all(&scene).await;
     while let Some(page) = pages.next().await.unwrap() {
-        found.extend(page);
+        found.extend(page.readable());
     }
     assert_eq!(found.len(), wanted.len());
     assert_eq!(found.into_iter().map(|note| note.text).collect::<BTreeSet<_>>(), wanted);

@@ -160,6 +160,7 @@ async fn a_document_just_under_the_limit_is_stored(scene: Scene) {
     let empty = serde_json::to_string(&note("i", "big", "")).unwrap();
     let note = note("i", "big", "x".repeat(MAX_BYTES - empty.len()));
     assert_eq!(serde_json::to_string(&note).unwrap().len(), MAX_BYTES);
+    let scene = scene.patient();
     scene.given(&note).await;
     let stored: Versioned<Value> =
         scene.store.read(&note.instance_id, &note.id, Freshness::Session, in_time()).await.unwrap().unwrap();

@@ -61,7 +61,7 @@ async fn a_query_in_a_partition_sees_that_partition_only(scene: Scene) {
 
 async fn a_query_across_partitions_asks_all_of_them(scene: Scene) {
     let wanted = twenty(&scene).await;
-    let found: Vec<Note> = scene.store.query_container(NOTES.statement(), in_time()).await.unwrap();
+    let found: Vec<Note> = scene.store.query_container(NOTES.statement(), in_time()).await.unwrap().readable();
     let found = texts(found);
     assert_eq!(found.len(), wanted.len());
     assert_eq!(found.into_iter().collect::<BTreeSet<_>>(), wanted);
@@ -71,14 +71,14 @@ async fn a_query_across_partitions_asks_all_of_them(scene: Scene) {
 async fn an_order_by_across_partitions_is_merged(scene: Scene) {
     let wanted: Vec<String> = twenty(&scene).await.into_iter().collect();
     let statement = BY_TEXT.statement().bind_list("@texts", &wanted);
-    let found: Vec<Note> = scene.store.query_container(statement, in_time()).await.unwrap();
+    let found: Vec<Note> = scene.store.query_container(statement, in_time()).await.unwrap().readable();
     assert_eq!(texts(found), wanted);
 }
 
 async fn a_query_that_matches_nothing_is_empty(scene: Scene) {
     let elsewhere = note("i", "a", "").instance_id;
     let in_partition: Vec<Note> = scene.store.query_partition(&elsewhere, NOTES.statement(), in_time()).await.unwrap();
-    let anywhere: Vec<Note> = scene.store.query_container(NOTES.statement(), in_time()).await.unwrap();
+    let anywhere: Vec<Note> = scene.store.query_container(NOTES.statement(), in_time()).await.unwrap().readable();
     assert!(in_partition.is_empty() && anywhere.is_empty());
 }
 
@@ -87,7 +87,7 @@ async fn parameters_are_bound_and_never_spliced_in(scene: Scene) {
     scene.given(&note("i", "a", awkward)).await;
     scene.given(&note("i", "b", "other")).await;
     let statement = BY_TEXT.statement().bind_list("@texts", [awkward]);
-    let found: Vec<Note> = scene.store.query_container(statement, in_time()).await.unwrap();
+    let found: Vec<Note> = scene.store.query_container(statement, in_time()).await.unwrap().readable();
     assert_eq!(texts(found), [awkward]);
 }
 
@@ -164,7 +164,7 @@ async fn a_query_across_partitions_goes_on_where_it_was_refused(scene: Scene) {
     for statement in [by_four(NOTES), by_four(BY_TEXT).bind_list("@texts", &wanted)] {
         for passing in 0..4 {
             let refused = refuse_pages(&scene, passing, 3, 429);
-            let mut found = texts(scene.store.query_container(statement.clone(), in_time()).await.unwrap());
+            let mut found = texts(scene.store.query_container(statement.clone(), in_time()).await.unwrap().readable());
             found.sort();
             assert_eq!(found, wanted, "after {passing}");
             assert_eq!(refused.hits(), 3);
@@ -193,7 +193,7 @@ async fn the_pages_end_once_and_stay_ended(scene: Scene) {
     let mut pages = scene.store.container_pages::<Note>(by_four(NOTES), in_time()).unwrap();
     let mut found = Vec::new();
     while let Some(page) = pages.next().await.unwrap() {
-        found.extend(texts(page));
+        found.extend(texts(page.readable()));
     }
     found.sort();
     assert_eq!(found, wanted);

@@ -95,6 +95,13 @@ impl Scene {
         Self::opened(account, store, Some(served))
     }
 
+    /// The same, with time for a request of 2 MB on a busy machine: a request that times out is sent again, and meets its own write.
+    pub(super) fn patient(mut self) -> Self {
+        let store = Arc::get_mut(&mut self.store.inner).expect("nobody else has this store");
+        store.attempt_time = Duration::from_secs(60);
+        self
+    }
+
     /// Makes the wire misbehave for this kind of request until the rule is removed.
     pub(super) fn on(&self, kind: RequestKind, action: WireAction) -> WireRuleHandle {
         self.account.wire().add(WireRule::new(action).on(kind).client(CLIENT))

@@ -5,7 +5,7 @@ use crate::{
     store::{
         error::{classify, Applied, Verdict},
         queries::QueryText,
-        Deadline, Freshness, StoreError,
+        with_jitter, Deadline, Freshness, StoreError,
     },
     Credential, OperationKind,
 };
@@ -109,8 +109,7 @@ async fn the_services_own_retry_after_is_waited_for(scene: Scene) {
     let rule = scene.next(1, RequestKind::Create, throttle);
     let started = tokio::time::Instant::now();
     scene.given(&note("i", "a", "")).await;
-    // With the jitter that keeps two workers apart.
-    assert!(started.elapsed() >= wait.mul_f64(0.75));
+    assert!(started.elapsed() >= wait);
     assert_eq!(rule.hits(), 1);
     let statistics = scene.store.statistics().of(OperationKind::Create);
     assert_eq!((statistics.throttled, statistics.retried), (1, 1));
@@ -472,4 +471,15 @@ async fn a_container_that_is_still_being_created_is_waited_for(scene: Scene) {
     let rule = scene.next(3, RequestKind::Create, refuse_as(404, 1013));
     scene.given(&note("i", "a", "")).await;
     assert_eq!(rule.hits(), 3);
+}
+
+#[test]
+fn jitter_never_shortens_the_pause_that_the_service_asks_for() {
+    let (pause, asked) = (Duration::from_millis(100), Duration::from_secs(1));
+    for fraction in [0.0, 0.25, 0.5, 0.999] {
+        let wait = with_jitter(pause, Some(asked), fraction);
+        assert!((asked..=asked * 5 / 4).contains(&wait), "{wait:?}");
+        let wait = with_jitter(pause, None, fraction);
+        assert!((pause * 3 / 4..=pause * 5 / 4).contains(&wait), "{wait:?}");
+    }
 }
