@@ -70,7 +70,7 @@ async fn each_misbehaviour_has_its_line() {
                 ("query due_turns", "400"),
                 ("query due_work_rows", "400"),
                 ("query due", "400"),
-                ("query texts", "37 of 40 accepted"),
+                ("query texts", "43 of 46 accepted"),
             ],
         ),
         ("full-answers", &[("short answers", "returned its document")]),
@@ -99,7 +99,7 @@ async fn what_the_provider_copes_with_is_fine_and_told() {
     for (misbehaviour, subject, told) in [
         ("empty-pages", "pages and order", "7 rows"),
         ("small-pages=1", "pages and order", "7 rows"),
-        ("slow-pages=300ms", "query texts", "40 of 40 accepted, the slowest within"),
+        ("slow-pages=300ms", "query texts", "46 of 46 accepted, the slowest within"),
         ("scan-unindexed", "what is refused", "a filter on a path without index is accepted"),
     ] {
         let checks = site.checked(misbehaviour).await;

@@ -179,7 +179,7 @@ async fn what_comes_for_a_deleted_instance_before_it_is_erased_starts_a_new_one_
     finish_after(&b, "i", 3, 10).await;
     // `a` dies right after the decision, which is the second write of the instance's document.
     let decided = WireRule::new(WireAction::FailConnection).client("a").matching(about_items);
-    let writes = WireRule::new(WireAction::Delay(NOW)).client("a").on(RequestKind::Replace);
+    let writes = WireRule::new(WireAction::DelayAnswer(NOW)).client("a").on(RequestKind::Replace);
     let writes = scene.account.wire().add(writes);
     let deleting = async {
         tokio::select! {

@@ -135,7 +135,9 @@ async fn a_child_that_ends_while_its_parent_is_erased_leaves_it_no_message() {
     commit(&worker, &token, events, Vec::new(), vec![completion], ended("Completed")).await.unwrap();
     assert_eq!(scene.of_kind("i", "message").await.len(), 1, "delivered after the erasure's look");
     finish_deletion(gate, deletion).await;
-    assert!(scene.partition("i").await.is_empty(), "{:?}", scene.partition("i").await);
+    // The marker stays for a day: the child may deliver its end again.
+    let left = scene.partition("i").await;
+    assert!(left.len() == 1 && left[0]["type"] == "delivered" && left[0]["ttl"] == 86_400, "{left:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -149,6 +151,49 @@ async fn a_start_that_another_instance_sends_while_the_old_one_is_erased_begins_
     finish_deletion(gate, deletion).await;
     let (item, ..) = next_turn(&worker, LONG).await;
     assert_eq!((item.instance.as_str(), item.history.len(), item.messages.len()), ("i", 0, 1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_by_a_client_whose_clock_is_behind_begins_a_new_instance() {
+    let Race { scene, worker, deleter } = race(Vec::new()).await;
+    let client = scene.provider_with("client", quiet().with_clock(off_by(-60_000))).await;
+    let (gate, deletion) = delete_up_to_the_erasure(&scene, &deleter).await;
+    assert!(admin(&client).get_instance_info("i").await.is_err(), "the client sees that it is deleted");
+    client.enqueue_for_orchestrator(start("i"), None).await.unwrap();
+    finish_deletion(gate, deletion).await;
+    starts_clean(&scene, &worker).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_by_a_client_whose_clock_is_behind_stays_after_the_erasure() {
+    let Race { scene, worker, deleter } = race(Vec::new()).await;
+    let client = scene.provider_with("client", quiet().with_clock(off_by(-60_000))).await;
+    // The erasure is done, and its last look at what came late is still to come.
+    let gate = Gate::new();
+    let erasure = WireRule::new(WireAction::HoldAfter(gate.clone())).client("deleter").on(RequestKind::Batch);
+    scene.account.wire().add(erasure.matching(|request| goes_to(request, "i") && deletes(request)));
+    let deletion = tokio::spawn(async move { admin(&deleter).delete_instance("i", true).await });
+    gate.reached().await;
+    assert!(scene.partition("i").await.is_empty(), "erased");
+    client.enqueue_for_orchestrator(start("i"), None).await.unwrap();
+    finish_deletion(gate, deletion).await;
+    starts_clean(&scene, &worker).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_client_whose_clock_is_ahead_sent_before_the_deletion_goes_with_the_instance() {
+    let Race { scene, worker, deleter } = race(Vec::new()).await;
+    let client = scene.provider_with("client", quiet().with_clock(off_by(60_000))).await;
+    client.enqueue_for_orchestrator(external("i", "early"), None).await.unwrap();
+    let sent = scene.of_kind("i", "message").await[0]["_ts"].as_u64().unwrap();
+    // The service tells times apart by the second.
+    while std::time::UNIX_EPOCH.elapsed().unwrap().as_secs() <= sent {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    admin(&deleter).delete_instance("i", true).await.unwrap();
+    assert!(scene.partition("i").await.is_empty(), "{:?}", scene.partition("i").await);
+    worker.enqueue_for_orchestrator(start("i"), None).await.unwrap();
+    starts_clean(&scene, &worker).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -202,19 +247,42 @@ async fn a_claim_that_is_given_back_while_its_instance_is_marked_leaves_the_mark
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_raised_before_the_deletion_is_decided_goes_with_the_instance() {
+    for a_second_later in [false, true] {
+        let Race { scene, worker, deleter } = race(Vec::new()).await;
+        let gate = Gate::new();
+        // Both partitions are asked for children before the mark, and again after it.
+        let check = WireRule::new(WireAction::HoldBefore(gate.clone())).client("deleter").on(RequestKind::Query);
+        scene.account.wire().add(check.skip(2));
+        let deletion = tokio::spawn(async move { admin(&deleter).delete_instance("i", true).await });
+        gate.reached().await;
+        assert!(scene.of_kind("i", "instance").await[0].get("deleting").is_some(), "marked");
+        if a_second_later {
+            next_second().await;
+        }
+        worker.enqueue_for_orchestrator(external("i", "early"), None).await.unwrap();
+        gate.open();
+        deletion.await.unwrap().unwrap();
+        worker.enqueue_for_orchestrator(start("i"), None).await.unwrap();
+        starts_clean(&scene, &worker).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_follows_the_start_of_the_next_instance_arrives() {
     let Race { scene, worker, deleter } = race(Vec::new()).await;
-    let gate = Gate::new();
-    // Both partitions are asked for children before the mark, and again after it.
-    let check = WireRule::new(WireAction::HoldBefore(gate.clone())).client("deleter").on(RequestKind::Query);
-    scene.account.wire().add(check.skip(2));
-    let deletion = tokio::spawn(async move { admin(&deleter).delete_instance("i", true).await });
-    gate.reached().await;
-    assert!(scene.of_kind("i", "instance").await[0].get("deleting").is_some(), "marked");
-    worker.enqueue_for_orchestrator(external("i", "early"), None).await.unwrap();
-    gate.open();
-    deletion.await.unwrap().unwrap();
-    worker.enqueue_for_orchestrator(start("i"), None).await.unwrap();
-    starts_clean(&scene, &worker).await;
+    let client = scene.provider_with("client", quiet().with_clock(off_by(-60_000))).await;
+    worker.enqueue_for_orchestrator(start("sender"), None).await.unwrap();
+    let (_, token, _) = next_turn(&worker, LONG).await;
+    let (gate, deletion) = delete_up_to_the_erasure(&scene, &deleter).await;
+    let cancel = WorkItem::CancelInstance { instance: "i".to_owned(), reason: "enough".to_owned() };
+    let events = vec![started("sender", 1), completed("sender", 1, 2)];
+    let messages = vec![start_child("i", Some("sender")), cancel];
+    commit(&worker, &token, events, Vec::new(), messages, ended("Completed")).await.unwrap();
+    client.enqueue_for_orchestrator(start("i"), None).await.unwrap();
+    client.enqueue_for_orchestrator(external("i", "late"), None).await.unwrap();
+    finish_deletion(gate, deletion).await;
+    let (item, ..) = next_turn(&worker, LONG).await;
+    assert_eq!((item.history.len(), item.messages.len()), (0, 4), "{:?}", item.messages);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -52,6 +52,17 @@ async fn assert_whole(site: &Site, provider: &CosmosDBProvider) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_whose_first_turn_was_only_staged_is_seen_and_not_removed_under_it() {
+    let site = Site::new().await;
+    dead_turn(&site).await;
+    let operator = site.provider("operator").await;
+    assert!(operator.queued_start(INSTANCE).await.expect("an answer").is_some());
+    let error = operator.drop_start(INSTANCE).await.expect_err("its parts are to be swept first");
+    assert!(error.is_passing(), "{error}");
+    assert!(operator.queued_start(INSTANCE).await.expect("an answer").is_some());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_next_claim_sweeps_what_a_dead_turn_staged() {
     let site = Site::new().await;
     dead_turn(&site).await;

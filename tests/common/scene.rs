@@ -10,7 +10,7 @@ use duroxide::{
     Event, EventKind,
 };
 use duroxide_cosmos::{Clock, CosmosDBProvider, CosmosDBProviderConfig};
-use duroxide_cosmos_emulator::{LocalAccount, WireAction, WireRequest, WireRule, WireRuleHandle};
+use duroxide_cosmos_emulator::{Gate, LocalAccount, RequestKind, WireAction, WireRequest, WireRule, WireRuleHandle};
 use futures::{stream, StreamExt, TryStreamExt};
 use serde_json::Value;
 use std::{future::Future, time::Duration};
@@ -67,6 +67,11 @@ impl Scene {
         let everything = Query::from("SELECT * FROM c");
         let scope = FeedScope::partition(key.to_owned());
         self.container().await.query_items(everything, scope, None).await.unwrap().try_collect().await.unwrap()
+    }
+
+    /// Whether nothing is left of an instance but the markers of messages that it was sent.
+    pub async fn is_erased(&self, instance: &str) -> bool {
+        self.partition(instance).await.iter().all(|document| document["type"] == "delivered")
     }
 
     /// Every document of the container.
@@ -317,4 +322,55 @@ pub async fn finish(provider: &dyn Provider, instance: &str, parent: Option<&str
 /// The management side of a provider.
 pub fn admin(provider: &CosmosDBProvider) -> &dyn ProviderAdmin {
     provider
+}
+
+/// Waits until a request has come to the gate.
+pub async fn reach(gate: &Gate) {
+    tokio::time::timeout(PATIENCE, gate.reached()).await.expect("a request at the gate");
+}
+
+/// Whether a batch deletes the document of an instance.
+pub fn deletes(request: &WireRequest<'_>) -> bool {
+    let is_deletion = |operation: &Value| operation["operationType"] == "Delete" && operation["id"] == "instance";
+    request.json().and_then(|body| body.as_array().map(|all| all.iter().any(is_deletion))).unwrap_or(false)
+}
+
+/// Keeps what a client writes from the partition of an instance.
+pub fn block(scene: &Scene, client: &str, target: &str, action: WireAction) -> WireRuleHandle {
+    let target = target.to_owned();
+    let rule = WireRule::new(action).client(client).on(RequestKind::Create).on(RequestKind::Batch);
+    scene.account.wire().add(rule.matching(move |request| goes_to(request, &target)))
+}
+
+/// Changes a document behind every provider.
+pub async fn mangle(scene: &Scene, instance: &str, id: &str, change: impl Fn(&mut Value)) {
+    let documents = scene.partition(instance).await;
+    let mut document = documents.into_iter().find(|document| document["id"] == id).expect("the document");
+    change(&mut document);
+    let container = scene.container().await;
+    container.replace_item(instance.to_owned(), id, &document, None).await.expect("the document is changed");
+}
+
+/// Waits until the service's time, which has whole seconds, tells what comes from what was.
+pub async fn next_second() {
+    let second = || std::time::UNIX_EPOCH.elapsed().unwrap().as_secs();
+    let now = second();
+    while second() <= now {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Makes an instance that has ended and whose messages for `target` are not delivered: its worker dies first.
+pub async fn end_owing(scene: &Scene, sender: &str, target: &str, messages: Vec<WorkItem>) {
+    let name = format!("worker of {sender}");
+    let worker = scene.provider(&name).await;
+    let blocked = block(scene, &name, target, WireAction::FailConnection);
+    worker.enqueue_for_orchestrator(start(sender), None).await.unwrap();
+    let (item, token, _) = next_turn(&worker, LONG).await;
+    assert_eq!(item.instance, sender);
+    let events = vec![started(sender, 1), completed(sender, 1, 2)];
+    commit(&worker, &token, events, Vec::new(), messages, ended("Completed")).await.unwrap();
+    blocked.wait_for_hits(1).await;
+    scene.cut(&name, 0);
+    assert!(!scene.of_kind(sender, "intent").await.is_empty(), "{sender} owes a message");
 }

@@ -1,0 +1,114 @@
+//! Turns at the edges: more messages than one turn takes, ages, messages that can't be read, and children that fail.
+
+#[path = "common/scene.rs"]
+mod scene;
+
+use duroxide::providers::{Provider, SessionFetchConfig, TagFilter, WorkItem};
+use duroxide_cosmos::{CosmosDBProvider, CosmosDBProviderConfig};
+use scene::*;
+use std::time::Duration;
+
+const NAME: &str = "name";
+const HOUR: i64 = 3_600_000;
+
+/// A process for which every lock has expired and everything that is put off is due.
+fn later(millis: i64) -> CosmosDBProviderConfig {
+    quiet().with_clock(off_by(millis))
+}
+
+fn queued(number: usize) -> WorkItem {
+    WorkItem::QueueMessage { instance: NAME.to_owned(), name: "queue".to_owned(), data: number.to_string() }
+}
+
+/// A look at the present state of the queues, which finds no turn.
+async fn look(provider: &CosmosDBProvider) {
+    let fetched = provider.fetch_orchestration_item(LONG, NOW, None).await.unwrap();
+    assert!(fetched.is_none(), "there is nothing to run: {fetched:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_parked_message_is_forgotten_where_their_start_is_the_oldest_message() {
+    const MANY: usize = 620;
+    let scene = Scene::new(1);
+    let (a, b) = (scene.provider("a").await, scene.provider_with("b", later(HOUR)).await);
+    a.enqueue_for_orchestrator(start(NAME), Some(Duration::from_secs(600))).await.unwrap();
+    let messages: Vec<WorkItem> = (0..MANY).map(|number| external(NAME, &number.to_string())).collect();
+    for message in &messages {
+        a.enqueue_for_orchestrator(message.clone(), None).await.unwrap();
+    }
+    look(&a).await;
+    let mut seen = Vec::new();
+    for turn in 1.. {
+        let Some((item, token, _)) = b.fetch_orchestration_item(LONG, NOW, None).await.unwrap() else { break };
+        seen.extend(item.messages);
+        let event = if turn == 1 { started(NAME, 1) } else { note(NAME, 1, turn) };
+        commit(&b, &token, vec![event], Vec::new(), Vec::new(), running()).await.unwrap();
+    }
+    assert_eq!(scene.of_kind(NAME, "message").await.len(), 0, "{} were seen", seen.len());
+    assert_eq!(seen, [vec![start(NAME)], messages].concat());
+    let instance = scene.of_kind(NAME, "instance").await.pop().unwrap();
+    assert!(instance["parked"].is_null() && instance["due"].is_null(), "{instance}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn orphans_that_are_not_a_day_old_are_not_looked_at_all_the_time() {
+    let scene = Scene::new(1);
+    let (a, b) = (scene.provider("a").await, scene.provider_with("b", later(12 * HOUR)).await);
+    a.enqueue_for_orchestrator(queued(0), None).await.unwrap();
+    look(&a).await;
+    for number in 1..=620 {
+        b.enqueue_for_orchestrator(queued(number), None).await.unwrap();
+    }
+    look(&b).await;
+    let c = scene.provider_with("c", later(25 * HOUR)).await;
+    look(&c).await;
+    look(&c).await;
+    assert_eq!(scene.of_kind(NAME, "message").await.len(), 620);
+    let instance = scene.of_kind(NAME, "instance").await.pop().unwrap();
+    let found = scene.of_kind(NAME, "message").await.iter().filter_map(|m| m["orphanSince"].as_u64()).min().unwrap();
+    assert_eq!(instance["due"].as_u64(), Some(found + 24 * HOUR as u64), "{instance}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_that_is_taken_again_keeps_the_fields_of_a_newer_version() {
+    let scene = Scene::new(1);
+    let a = scene.provider("a").await;
+    let owner = SessionFetchConfig { owner_id: "owner".to_owned(), lock_timeout: LONG };
+    begin(&a, NAME, (2..4).map(|id| activity_with(NAME, id, Some("s"), None)).collect(), Vec::new()).await;
+    let tags = TagFilter::default();
+    let next = || a.fetch_work_item(LONG, NOW, Some(&owner), &tags);
+    assert!(next().await.unwrap().is_some());
+    let container = scene.container().await;
+    let mut session = scene.documents().await.into_iter().find(|document| document["type"] == "session").unwrap();
+    let (key, id) = (session["instanceId"].as_str().unwrap().to_owned(), session["id"].as_str().unwrap().to_owned());
+    session["newer"] = "kept".into();
+    container.replace_item(key.clone(), &id, &session, None).await.unwrap();
+    assert!(next().await.unwrap().is_some());
+    let session = scene.of_kind(&key, "session").await.pop().unwrap();
+    assert_eq!(session["newer"], "kept", "{session}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_messages_that_cant_be_read_are_put_off_together() {
+    const MANY: usize = 150;
+    let scene = Scene::new(1);
+    let (a, b) = (scene.provider("a").await, scene.provider("b").await);
+    begin(&a, NAME, Vec::new(), Vec::new()).await;
+    for number in 0..MANY {
+        a.enqueue_for_orchestrator(queued(number), None).await.unwrap();
+    }
+    for mut message in scene.of_kind(NAME, "message").await {
+        message["item"] = "{\"OfANewerVersion\":{}}".into();
+        let id = message["id"].as_str().unwrap().to_owned();
+        scene.container().await.replace_item(NAME.to_owned(), &id, &message, None).await.unwrap();
+    }
+    a.enqueue_for_orchestrator(external(NAME, "known"), None).await.unwrap();
+    let before = scene.account.stats_of("b").items().requests;
+    let (item, ..) = next_turn(&b, LONG).await;
+    assert_eq!(item.messages, [external(NAME, "known")]);
+    let requests = scene.account.stats_of("b").items().requests - before;
+    assert!(requests < 20, "{requests} requests");
+    let now = scene.of_kind(NAME, "instance").await.pop().unwrap()["claims"][0].as_u64().unwrap();
+    let put_off = scene.of_kind(NAME, "message").await.iter().filter(|m| m["due"].as_u64() > Some(now)).count();
+    assert_eq!(put_off, MANY);
+}
