@@ -3,14 +3,14 @@
 use crate::{
     account::Account,
     look::{family, not_found, Filter, Status},
-    output::{plain, Output},
+    output::{plain, print_error, Output},
     times::{self, length, parse_length},
     End, Result,
 };
 use anyhow::{bail, ensure};
 use clap::{builder::NonEmptyStringValueParser, ArgGroup, Args};
 use duroxide::{providers::DeleteInstanceResult, PruneOptions};
-use duroxide_cosmos::operate::{InstanceQuery, InstanceSummary};
+use duroxide_cosmos::operate::{InstanceQuery, InstanceSummary, QueuedStart};
 use futures::{stream, StreamExt};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
@@ -32,7 +32,8 @@ pub fn agreed(yes: bool, question: &str, instead: &str) -> anyhow::Result<bool> 
     if !std::io::stdin().is_terminal() {
         bail!("{question} Nobody is there to be asked: say --yes, or {instead}");
     }
-    eprint!("{question} [y/N] ");
+    // Nobody agrees to a question that could not be asked.
+    write!(std::io::stderr(), "{question} [y/N] ")?;
     std::io::stderr().flush()?;
     let mut answer = String::new();
     std::io::stdin().lock().read_line(&mut answer)?;
@@ -66,22 +67,28 @@ struct Deleted {
     instances: u64,
     executions: u64,
     events: u64,
+    /// Roots of families that stay since a member of each runs.
+    running: Vec<String>,
     failures: Vec<(String, String)>,
 }
 
 impl Deleted {
     fn tell(self, output: Output) -> Result {
-        let Self { instances, executions, events, failures } = self;
+        let Self { instances, executions, events, running, failures } = self;
         output.object(
             "deleted",
             &json!({
                 "deletedInstances": instances, "deletedExecutions": executions, "deletedEvents": events,
+                "running": running,
                 "failures": failures.iter().map(|(id, why)| json!({ "id": id, "error": why })).collect::<Vec<_>>(),
             }),
         );
         output.line(format!("deleted {instances} instances with {executions} executions and {events} events"));
+        for id in &running {
+            output.line(format!("{} stays: a member of its family runs", plain(id)));
+        }
         for (id, why) in &failures {
-            eprintln!("{} is left: {}", plain(id), plain(why));
+            print_error(&format!("{} is left: {}", plain(id), plain(why)));
         }
         Ok(if failures.is_empty() { End::Done } else { End::Wrong })
     }
@@ -135,7 +142,7 @@ pub struct Delete {
     /// The instances: roots, each with all that descends from it
     #[arg(required = true)]
     ids: Vec<String>,
-    /// Also those that run
+    /// Also those that run, and those whose start waits for a worker
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -144,15 +151,19 @@ pub struct Delete {
 
 impl Delete {
     pub async fn run(self, account: &Account, output: Output) -> Result {
-        let (mut rows, mut families) = (Vec::new(), Vec::new());
+        let (mut rows, mut families, mut starts) = (Vec::new(), Vec::new(), Vec::new());
         for id in self.ids.iter().collect::<BTreeSet<_>>() {
+            // A start becomes an instance, never the other way: in this order one of them is seen.
+            if let Some(start) = account.provider.queued_start(id).await? {
+                starts.push(self.removable(account, start).await?);
+                continue;
+            }
             let Some(root) = account.provider.instance(id).await? else { return Ok(not_found(id)) };
-            if let Some(parent) = &root.parent {
+            if let Some(parent) = account.provider.parent_of(id).await? {
                 bail!("{id:?} is a child of {parent:?}: a family goes as a whole, from its root");
             }
             let members = family(account, id).await?;
-            let has_ended = |member: &&InstanceSummary| matches!(member.status.as_str(), "Completed" | "Failed");
-            if let Some(member) = members.iter().find(|member| !has_ended(member)).filter(|_| !self.force) {
+            if let Some(member) = members.iter().find(|member| !member.has_ended()).filter(|_| !self.force) {
                 bail!("{:?} still runs: cancel it, or delete it all the same with --force", member.id);
             }
             let others = Some(members.iter().map(|member| member.id.clone()).collect());
@@ -160,14 +171,51 @@ impl Delete {
             rows.extend(members);
         }
         tell(&rows, self.manner.dry_run, output);
+        tell_starts(&starts, self.manner.dry_run, output);
+        let count = rows.len() + starts.len();
         if self.manner.dry_run {
-            output.line(format!("\ndry run: {} instances would be deleted", rows.len()));
+            output.line(format!("\ndry run: {count} instances would be deleted"));
             return Ok(End::Done);
         }
-        if !agreed(self.manner.yes, &format!("Delete these {} instances for good?", rows.len()), LOOK_FIRST)? {
+        if !agreed(self.manner.yes, &format!("Delete these {count} instances for good?"), LOOK_FIRST)? {
             return Ok(End::Declined);
         }
-        delete_all(account, &families, self.force).await.tell(output)
+        let mut deleted = delete_all(account, &families, self.force).await;
+        for start in &starts {
+            match account.provider.drop_start(&start.id).await {
+                Ok(true) => deleted.instances += 1,
+                Ok(false) => deleted.failures.push((start.id.clone(), "a worker has begun it meanwhile".to_owned())),
+                Err(error) => deleted.failures.push((start.id.clone(), error.to_string())),
+            }
+        }
+        deleted.tell(output)
+    }
+
+    /// A start that no worker has begun, if it may be removed.
+    async fn removable(&self, account: &Account, start: QueuedStart) -> anyhow::Result<QueuedStart> {
+        let id = &start.id;
+        let parent = match &start.parent {
+            Some(parent) => account.provider.instance(parent).await?,
+            None => None,
+        };
+        if let Some(InstanceSummary { id: parent, .. }) = parent {
+            bail!("{id:?} is a child of {parent:?}: a family goes as a whole, from its root");
+        }
+        ensure!(self.force, "a start of {id:?} waits for a worker: cancel it, or delete it with --force");
+        Ok(start)
+    }
+}
+
+/// The starts that would go.
+fn tell_starts(starts: &[QueuedStart], dry_run: bool, output: Output) {
+    for start in starts {
+        let mut object = json!(start);
+        (object["status"], object["dryRun"]) = ("Queued".into(), dry_run.into());
+        output.object("goes", &object);
+    }
+    if !starts.is_empty() {
+        let row = |start: &QueuedStart| vec!["Queued".to_owned(), start.name.clone(), start.id.clone()];
+        output.table(&["STATUS", "ORCHESTRATION", "INSTANCE"], starts.iter().map(row));
     }
 }
 
@@ -181,6 +229,9 @@ fn tell(instances: &[InstanceSummary], dry_run: bool, output: Output) {
         output.object("goes", &object);
     }
     let row = |instance: &InstanceSummary| vec![instance.status.clone(), instance.name.clone(), instance.id.clone()];
+    if instances.is_empty() {
+        return;
+    }
     output.table(&["STATUS", "ORCHESTRATION", "INSTANCE"], instances.iter().take(MOST).map(row));
     if instances.len() > MOST {
         output.line(format!("… and {} more", instances.len() - MOST));
@@ -223,9 +274,16 @@ impl Prune {
         };
         let mut options = PruneOptions { keep_last: self.keep_last, ..PruneOptions::default() };
         options.completed_before = self.ended_before.map(times::before);
-        let (mut doomed, mut executions) = (Vec::new(), 0);
+        let (mut doomed, mut executions, mut failures) = (Vec::new(), 0, Vec::new());
         for instance in instances {
-            let going = self.going(account, &instance.id).await?;
+            let going = match self.going(account, &instance.id).await {
+                Ok(going) => going,
+                // It may be pruned or deleted at this moment.
+                Err(error) => {
+                    failures.push((instance.id, format!("{error:#}")));
+                    continue;
+                }
+            };
             if going.is_empty() {
                 continue;
             }
@@ -246,15 +304,18 @@ impl Prune {
                 .line(format!("\ndry run: {executions} executions of {} instances would be deleted", instances.len()));
             return Ok(End::Done);
         }
-        if instances.is_empty() {
+        if instances.is_empty() && failures.is_empty() {
             output.line("nothing to delete");
             return Ok(End::Done);
+        }
+        if instances.is_empty() {
+            return Deleted { failures, ..Deleted::default() }.tell(output);
         }
         let question = format!("Delete these {executions} executions of {} instances for good?", instances.len());
         if !agreed(self.manner.yes, &question, LOOK_FIRST)? {
             return Ok(End::Declined);
         }
-        let (bar, mut deleted) = (bar(instances.len()), Deleted::default());
+        let (bar, mut deleted) = (bar(instances.len()), Deleted { failures, ..Deleted::default() });
         for instance in &instances {
             match account.client.prune_executions(&instance.id, options.clone()).await {
                 Ok(pruned) => {
@@ -365,6 +426,20 @@ impl Purge {
             return Ok(End::Declined);
         }
         let families: Vec<Shown> = roots.into_iter().map(|root| Shown { root, others: None }).collect();
-        delete_all(account, &families, false).await.tell(output)
+        let mut deleted = delete_all(account, &families, false).await;
+        set_running_aside(account, &mut deleted).await;
+        deleted.tell(output)
+    }
+}
+
+/// A family stays as long as one of its members runs: that is what was asked for, and no failure.
+async fn set_running_aside(account: &Account, deleted: &mut Deleted) {
+    for (root, why) in std::mem::take(&mut deleted.failures) {
+        // Where it can't be read again, the failure stands.
+        let members = family(account, &root).await.unwrap_or_default();
+        match members.iter().any(|member| !member.has_ended()) {
+            true => deleted.running.push(root),
+            false => deleted.failures.push((root, why)),
+        }
     }
 }

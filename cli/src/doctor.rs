@@ -4,7 +4,7 @@ use crate::{
     account::Account,
     delete::agreed,
     look::not_found,
-    output::{plain, Output},
+    output::{plain, print_error, Output},
     times::{ago, parse_length},
     End, Result,
 };
@@ -60,10 +60,18 @@ impl Doctor {
             bar.finish_and_clear();
         } else {
             for id in &self.ids {
-                let Some(diagnosis) = doctor.diagnose(id).await? else {
-                    // Of several, the others are looked at all the same.
-                    round.unknown.get_or_insert_with(|| id.clone());
-                    continue;
+                // Of several, the others are looked at all the same.
+                let diagnosis = match doctor.diagnose(id).await {
+                    Ok(Some(diagnosis)) => diagnosis,
+                    Ok(None) => {
+                        round.unknown.get_or_insert_with(|| id.clone());
+                        continue;
+                    }
+                    Err(error) => {
+                        round.failures += 1;
+                        print_error(&not_looked_at(id, &error));
+                        continue;
+                    }
                 };
                 round.looked += 1;
                 tell(&diagnosis, output);
@@ -129,10 +137,14 @@ async fn look_at(doctor: &operate::Doctor, page: Vec<String>, round: &mut Round,
             // The others are looked at all the same.
             Err(error) => {
                 round.failures += 1;
-                bar.suspend(|| eprintln!("{} could not be looked at: {}", plain(&id), plain(&error.to_string())));
+                bar.suspend(|| print_error(&not_looked_at(&id, &error)));
             }
         }
     }
+}
+
+fn not_looked_at(id: &str, error: &impl ToString) -> String {
+    format!("{} could not be looked at: {}", plain(id), plain(&error.to_string()))
 }
 
 /// Shows what is known of an instance.
@@ -170,7 +182,7 @@ async fn mend(doctor: &operate::Doctor, ill: Vec<Diagnosis>, output: Output) -> 
         let repair = match doctor.repair(&diagnosis).await {
             Ok(repair) => repair,
             Err(error) => {
-                eprintln!("{} is not mended: {}", plain(instance), plain(&error.to_string()));
+                print_error(&format!("{} is not mended: {}", plain(instance), plain(&error.to_string())));
                 is_well = false;
                 continue;
             }

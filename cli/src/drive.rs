@@ -34,6 +34,9 @@ impl Start {
             || format!("{}-{}", self.orchestration.to_lowercase(), &uuid::Uuid::new_v4().simple().to_string()[..8]);
         let id = self.instance.clone().unwrap_or_else(fresh);
         // Of several starts with one id the first wins, and the others are ignored without a word.
+        // A start becomes an instance, never the other way: in this order one of them is seen.
+        let is_queued = account.provider.queued_start(&id).await?.is_some();
+        ensure!(!is_queued, "a start of {id:?} waits for a worker: choose another id with --instance");
         let status = account.client.get_orchestration_status(&id).await?;
         ensure!(status == OrchestrationStatus::NotFound, "{id:?} is there already: choose another id with --instance");
         match self.version {
@@ -163,7 +166,9 @@ pub struct Cancel {
 
 impl Cancel {
     pub async fn run(self, account: &Account, output: Output) -> Result {
-        if let Some(end) = not_running(account, &self.id).await? {
+        // The worker that takes the start finds the cancellation beside it.
+        let is_queued = account.provider.queued_start(&self.id).await?.is_some();
+        if let Some(end) = not_running(account, &self.id).await?.filter(|_| !is_queued) {
             return Ok(end);
         }
         account.client.cancel_instance(&self.id, self.reason).await?;

@@ -2,14 +2,14 @@
 
 use crate::{
     account::Account,
-    output::{nobody_reads, short, Output},
+    output::{nobody_reads, plain, short, Output},
     times::{ago, before, length, moment, parse_length},
     End, Result,
 };
 use anyhow::ensure;
 use clap::{builder::NonEmptyStringValueParser, Args, ValueEnum};
 use duroxide_cosmos::{
-    operate::{self, InstanceQuery, InstanceSummary, Intent, IntentState, Member, Verdict},
+    operate::{self, InstancePage, InstanceQuery, InstanceSummary, Intent, IntentState, Member, Verdict},
     CosmosDBProviderConfig,
 };
 use duroxide_cosmos_page::instance;
@@ -131,11 +131,11 @@ impl List {
             return Self::all(account, &query, output).await;
         }
         let page = account.provider.instances(&query, self.cursor.as_deref(), usize::from(self.limit)).await?;
-        Self::tell(&page.instances, output);
+        Self::tell(&page, output);
         if let Some(cursor) = &page.cursor {
             output.object("cursor", &json!({ "cursor": cursor }));
         }
-        match (&page.cursor, page.instances.is_empty()) {
+        match (&page.cursor, page.instances.is_empty() && page.unreadable.is_empty()) {
             (Some(cursor), _) => output.line(format!("\nthere are more: --cursor {cursor}, or --all")),
             (None, true) => output.line("no such instances"),
             _ => {}
@@ -147,7 +147,7 @@ impl List {
         let mut cursor = None;
         loop {
             let page = account.provider.instances(query, cursor.as_deref(), 1_000).await?;
-            Self::tell(&page.instances, output);
+            Self::tell(&page, output);
             cursor = page.cursor;
             if cursor.is_none() || nobody_reads() {
                 return Ok(End::Done);
@@ -155,7 +155,13 @@ impl List {
         }
     }
 
-    fn tell(instances: &[InstanceSummary], output: Output) {
+    fn tell(page: &InstancePage, output: Output) {
+        let instances = &page.instances;
+        for unreadable in &page.unreadable {
+            output.object("unreadable", unreadable);
+            let said = format!("{} can't be read by this version: {}", unreadable.id, unreadable.error);
+            output.line(plain(&said));
+        }
         instances.iter().for_each(|instance| output.object("instance", instance));
         let row = |instance: &InstanceSummary| {
             let took = instance.completed_at.map(|end| length(end.saturating_sub(instance.created_at)));
@@ -246,8 +252,16 @@ impl Queues {
             _ => anyhow::bail!("--retry takes an instance and an intent, or \"all\""),
         };
         let is_one = which.len() == 1;
+        let mut failures = Vec::new();
         for (instance, intent) in which {
-            if account.provider.retry_intent(&instance, &intent).await? {
+            let retried = match account.provider.retry_intent(&instance, &intent).await {
+                Ok(retried) => retried,
+                Err(error) => {
+                    failures.push(format!("{intent} of {instance}: {error}"));
+                    continue;
+                }
+            };
+            if retried {
                 output.object("retried", &json!({ "intent": intent, "instance": instance }));
                 output.line(format!("{intent} of {instance} is tried again"));
             } else if is_one {
@@ -255,6 +269,7 @@ impl Queues {
             }
             // Of several, one may have been delivered meanwhile.
         }
+        ensure!(failures.is_empty(), "not tried again: {}", failures.join("; "));
         Ok(End::Done)
     }
 

@@ -116,7 +116,7 @@ impl From<End> for ExitCode {
             End::Declined => (6, Some("nothing was changed".to_owned())),
         };
         if let Some(says) = says {
-            eprintln!("{}", output::plain_lines(&says));
+            output::print_error(&output::plain_lines(&says));
         }
         Self::from(code)
     }
@@ -127,11 +127,14 @@ async fn main() -> ExitCode {
     let options = Options::parse();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
     let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("error"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    // A log that can't be written is no reason to end.
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    log.log_internal_errors(false).init();
     match run(options).await {
+        Ok(End::Done) if output::is_lost() => End::Wrong.into(),
         Ok(end) => end.into(),
         Err(error) => {
-            eprintln!("error: {}", output::plain_lines(&format!("{error:#}")));
+            output::print_error(&format!("error: {}", output::plain_lines(&format!("{error:#}"))));
             ExitCode::FAILURE
         }
     }

@@ -16,6 +16,8 @@ pub struct Output {
 
 /// The reader has gone away, as `head` does when it has enough.
 static NOBODY_READS: AtomicBool = AtomicBool::new(false);
+/// Something that somebody reads could not be written: a disk is full.
+static IS_LOST: AtomicBool = AtomicBool::new(false);
 
 /// Whether nobody reads what is printed any more.
 pub fn nobody_reads() -> bool {
@@ -66,7 +68,13 @@ impl Output {
     }
 }
 
-/// Prints a line. Where nobody reads any more, what is done is done all the same: a deletion must not stop half-way for `| head`.
+/// Whether output was lost for another reason than that nobody reads it.
+pub fn is_lost() -> bool {
+    IS_LOST.load(Ordering::Relaxed)
+}
+
+/// Prints a line. A command goes on to its end although nobody reads it: a repair must not stop half-way for `| head`
+/// or a full disk.
 fn print_line(line: &str) {
     if nobody_reads() {
         return;
@@ -74,10 +82,15 @@ fn print_line(line: &str) {
     if let Err(error) = writeln!(std::io::stdout().lock(), "{line}") {
         NOBODY_READS.store(true, Ordering::Relaxed);
         if error.kind() != ErrorKind::BrokenPipe {
-            eprintln!("error: the output can't be written: {error}");
-            std::process::exit(1);
+            IS_LOST.store(true, Ordering::Relaxed);
+            print_error(&format!("error: the output can't be written: {error}"));
         }
     }
+}
+
+/// Prints a line to standard error. It may be gone as well (`2>&1 | head`), and there is nobody else to tell.
+pub fn print_error(line: &str) {
+    writeln!(std::io::stderr().lock(), "{line}").ok();
 }
 
 /// Text that others wrote, as one line that does nothing to a terminal.

@@ -155,7 +155,14 @@ impl Watch {
         let (mut told, mut said) = (Told::default(), None);
         loop {
             // First how it is, then what happened until then: of what has ended, the end is told.
-            let status = account.client.get_orchestration_status(&self.id).await?;
+            let status = match account.client.get_orchestration_status(&self.id).await {
+                // An outage passes.
+                Err(error) if error.is_retryable() && begun.elapsed() < self.timeout => {
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                    continue;
+                }
+                status => status?,
+            };
             let Some(instance) = account.provider.instance(&self.id).await? else { return Ok(not_found(&self.id)) };
             let is_over = matches!(status, OrchestrationStatus::Completed { .. } | OrchestrationStatus::Failed { .. });
             if is_over || told.at != (instance.execution, instance.updated_at) {
