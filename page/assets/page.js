@@ -100,6 +100,9 @@ function table(heads, rows, name) {
 
 const state = (status) => el("span", { class: "state-" + status, text: status });
 
+/// A part of an answer, or why it is missing: one part that fails hides no other.
+const part = (told, name, show) => (told.failures[name] ? el("p", { class: "ill", text: "can't be shown: " + told.failures[name] }) : show(told[name]));
+
 // ---- The overview
 
 function course(points) {
@@ -192,15 +195,15 @@ async function overview(mine) {
     const told = await ask("overview");
     if (mine !== visit) return;
     allowChanges = told.allowChanges;
-    const counts = [["Running", told.counts.running], ["Completed", told.counts.completed], ["Failed", told.counts.failed]];
+    const counts = (now) => el("div", { class: "counts" }, [["Running", now.running], ["Completed", now.completed], ["Failed", now.failed]].map(([name, number]) => el("div", { class: name }, el("b", { text: number }), name)));
     status.replaceChildren(
       el("div", { class: "row" },
-        el("section", { id: "counts" }, el("h2", { text: "Instances" }), el("div", { class: "counts" }, counts.map(([name, number]) => el("div", { class: name }, el("b", { text: number }), name)))),
+        el("section", { id: "counts" }, el("h2", { text: "Instances" }), part(told, "counts", counts)),
         el("section", { id: "course" }, el("h2", { text: "Course" }), told.course.length > 1 ? course(told.course) : el("p", { class: "quiet", text: "after a few seconds there is a line" }))),
       el("div", { class: "row" },
-        el("section", {}, el("h2", { text: "Queues" }), queues(told.queues)),
-        el("section", {}, el("h2", { text: "Fleet" }), fleet(told.members))),
-      told.late.length ? el("section", {}, el("h2", { text: "Not delivered" }), late(told.late)) : "",
+        el("section", {}, el("h2", { text: "Queues" }), part(told, "queues", queues)),
+        el("section", {}, el("h2", { text: "Fleet" }), part(told, "members", fleet))),
+      told.failures.late || told.late.length ? el("section", {}, el("h2", { text: "Not delivered" }), part(told, "late", late)) : "",
     );
     for (const [cell, at] of ages) cell.textContent = ago(at);
     well();
@@ -317,23 +320,30 @@ async function instance(mine, id, execution) {
   }
 
   async function look() {
-    const told = await ask("instance", { id });
+    const answer = await ask("instance", { id });
     if (mine !== visit) return;
-    const values = Object.entries(told.values).sort().map(([key, value]) => [key, el("td", {}, el("pre", { text: value }))]);
-    const executions = told.executions.map((one) => [el("a", { href: link(id, one.execution), text: one.execution }), state(one.status), moment(one.startedAt), one.completedAt ? length(one.completedAt - one.startedAt) : "", one.events]);
+    const told = answer.instance;
+    const values = (all) => {
+      const rows = Object.entries(all).sort().map(([key, value]) => [key, el("td", {}, el("pre", { text: value }))]);
+      return rows.length ? table(["key", "value"], rows, "values") : "";
+    };
+    const row = (one) => [el("a", { href: link(id, one.execution), text: one.execution }), state(one.status), moment(one.startedAt), one.completedAt ? length(one.completedAt - one.startedAt) : "", one.events];
+    const executions = ({ count, shown }) => (count > 1 ? el("details", {}, el("summary", { text: count + " executions" }), table(["execution", "status", "started", "took", "events"], shown.map(row), "executions")) : "");
+    const outcome = ({ result, customStatus }) => el("div", {},
+      customStatus === null ? "" : el("p", { id: "custom" }, "status: ", el("b", { text: customStatus })),
+      result === null ? "" : el("div", {}, el("div", { class: "quiet", text: told.status === "Failed" ? "why" : "result" }), el("pre", { id: "result", text: result })));
     about.replaceChildren(
       el("h1", { id: "name", text: told.id }),
       el("p", {}, state(told.status), " " + told.name + " " + told.version + ", created " + ago(told.createdAt) + ", last turn " + ago(told.updatedAt)),
       told.parent ? el("p", {}, "child of ", el("a", { href: link(told.parent), text: told.parent })) : "",
-      told.customStatus === null ? "" : el("p", { id: "custom" }, "status: ", el("b", { text: told.customStatus })),
-      told.result === null ? "" : el("div", {}, el("div", { class: "quiet", text: told.status === "Failed" ? "why" : "result" }), el("pre", { id: "result", text: told.result })),
-      values.length ? table(["key", "value"], values, "values") : "",
-      told.executionCount > 1 ? el("details", {}, el("summary", { text: told.executionCount + " executions" }), table(["execution", "status", "started", "took", "events"], executions, "executions")) : "",
-      allowChanges ? actions(id, told, look) : "");
+      part(answer, "outcome", outcome), part(answer, "values", values), part(answer, "executions", executions),
+      allowChanges ? actions(id, told, answer.orphan === true, look) : "");
     const news = !moved || moved.updatedAt !== told.updatedAt || moved.status !== told.status;
     moved = told;
     well();
-    if (news) await Promise.all([timeline(), tree()]);
+    if (!news) return;
+    const failed = (await Promise.allSettled([timeline(), tree()])).find((one) => one.status === "rejected");
+    if (failed) throw failed.reason;
   }
 
   async function tree() {
@@ -368,15 +378,15 @@ async function instance(mine, id, execution) {
   repeat(mine, async () => { if (!moved || moved.status === "Running" || moved.status === "ContinuedAsNew") await look(); });
 }
 
-function actions(id, told, look) {
+function actions(id, told, orphan, look) {
   const act = (what, body) => order(what, { id, ...body }).then((done) => { say(done.done); return look(); }).catch((error) => say(error.message, true));
   const name = el("input", { placeholder: "event", "aria-label": "event" }), data = el("input", { placeholder: "data", "aria-label": "data" });
-  const running = told.status === "Running";
+  const running = told.status === "Running" || told.status === "ContinuedAsNew";
   const sure = (question, then) => () => { if (confirm(question)) then(); };
   return el("div", { class: "actions" },
     running ? [name, data, el("button", { type: "button", text: "Raise", on: { click: () => act("raise", { name: name.value, text: data.value }) } })] : "",
     running ? el("button", { type: "button", text: "Cancel", on: { click: sure("Ask " + id + " to stop?", () => act("cancel", { text: "from the page" })) } }) : "",
-    told.parent ? "" : el("button", { type: "button", text: "Delete", on: { click: sure("Delete " + id + " and all that descends from it?", () => order("delete", { id, force: running }).then((done) => { location.hash = "#/"; say(done.done); }).catch((error) => say(error.message, true))) } }));
+    told.parent && !orphan ? "" : el("button", { type: "button", text: "Delete", on: { click: sure("Delete " + id + " and all that descends from it?", () => order("delete", { id, force: running, createdAt: told.createdAt }).then((done) => { location.hash = "#/"; say(done.done); }).catch((error) => say(error.message, true))) } }));
 }
 
 // ---- Going around

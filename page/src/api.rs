@@ -7,10 +7,12 @@ use axum::{
     response::{IntoResponse, Response},
     Json,
 };
+use duroxide::{providers::SystemMetrics, Client, ClientError, OrchestrationStatus};
 use duroxide_cosmos::operate::InstanceQuery;
-use serde::Deserialize;
-use serde_json::{json, Value};
+use serde::{Deserialize, Serialize};
+use serde_json::{json, Map, Value};
 use std::{
+    convert::Infallible,
     fmt::Display,
     sync::Arc,
     time::{Duration, Instant},
@@ -70,19 +72,50 @@ pub(crate) async fn overview(State(shared): At) -> Told {
         provider.late_intents(),
         provider.members()
     );
-    let metrics = metrics?;
-    let value = json!({
-        "counts": {
-            "running": metrics.running_instances, "completed": metrics.completed_instances, "failed": metrics.failed_instances,
-        },
-        "course": shared.course.all(),
-        "queues": queues?,
-        "late": late?,
-        "members": members?,
-        "allowChanges": shared.allow_changes,
-    });
+    let counts = |metrics: SystemMetrics| {
+        json!({
+            "running": metrics.running_instances, "completed": metrics.completed_instances,
+            "failed": metrics.failed_instances,
+        })
+    };
+    let mut parts = Parts::default();
+    parts.add("counts", metrics.map(counts));
+    parts.add("queues", queues);
+    parts.add("late", late);
+    parts.add("members", members);
+    let mut value = parts.answer()?;
+    value["course"] = json!(shared.course.all());
+    value["allowChanges"] = json!(shared.allow_changes);
     *kept = Some((Instant::now(), value.clone()));
     Ok(Json(value))
+}
+
+/// The parts of an answer. A part that fails is `null`, and `failures` says why; the other parts are shown.
+#[derive(Default)]
+struct Parts {
+    answer: Map<String, Value>,
+    failures: Map<String, Value>,
+}
+
+impl Parts {
+    fn add(&mut self, name: &str, part: Result<impl Serialize, impl Display>) {
+        let (value, failure) = match part {
+            Ok(part) => (json!(part), None),
+            Err(error) => (Value::Null, Some(error.to_string())),
+        };
+        self.answer.insert(name.to_owned(), value);
+        self.failures.extend(failure.map(|failure| (name.to_owned(), json!(failure))));
+    }
+
+    /// The answer, if at least one part succeeded.
+    fn answer(mut self) -> Result<Value, Failure> {
+        if self.failures.len() == self.answer.len() {
+            let first = self.failures.values().find_map(Value::as_str).unwrap_or("there is no answer");
+            return Err(Failure(StatusCode::BAD_GATEWAY, first.to_owned()));
+        }
+        self.answer.insert("failures".to_owned(), Value::Object(self.failures));
+        Ok(Value::Object(self.answer))
+    }
 }
 
 /// Which instances a list is of.
@@ -122,25 +155,43 @@ pub(crate) struct Which {
 
 pub(crate) async fn instance(State(shared): At, Query(which): Query<Which>) -> Told {
     let Which { id, .. } = which;
-    let found = shared.provider.instance(&id).await?.ok_or_else(|| not_found(&id))?;
-    let status = shared.client.get_orchestration_status(&id).await?;
-    let (result, custom) = crate::instance::told_by(&status);
-    let executions = shared.client.list_executions(&id).await?;
+    let (client, provider) = (&shared.client, &shared.provider);
+    let found = provider.instance(&id).await?.ok_or_else(|| not_found(&id))?;
+    let is_orphan = async {
+        let Some(_) = &found.parent else { return Ok(false) };
+        provider.parent_of(&id).await.map(|parent| parent.is_none())
+    };
+    let (status, executions, values, orphan) = tokio::join!(
+        client.get_orchestration_status(&id),
+        executions(client, &id),
+        client.get_kv_all_values(&id),
+        is_orphan
+    );
+    let outcome = |status: OrchestrationStatus| {
+        let (result, custom) = crate::instance::told_by(&status);
+        json!({ "result": result, "customStatus": custom })
+    };
+    let mut parts = Parts::default();
+    parts.add("outcome", status.map(outcome));
+    parts.add("orphan", orphan);
+    parts.add("values", values);
+    parts.add("executions", executions);
+    parts.add("instance", Ok::<_, Infallible>(&found));
+    Ok(Json(parts.answer()?))
+}
+
+/// The latest executions of an instance, and how many there are.
+async fn executions(client: &Client, id: &str) -> Result<Value, ClientError> {
+    let all = client.list_executions(id).await?;
     let mut shown = Vec::new();
-    for execution in executions.iter().rev().take(EXECUTIONS) {
-        let info = shared.client.get_execution_info(&id, *execution).await?;
+    for execution in all.iter().rev().take(EXECUTIONS) {
+        let info = client.get_execution_info(id, *execution).await?;
         shown.push(json!({
             "execution": info.execution_id, "status": info.status, "startedAt": info.started_at,
             "completedAt": info.completed_at, "events": info.event_count,
         }));
     }
-    let mut told = json!(found);
-    told["result"] = json!(result);
-    told["customStatus"] = json!(custom);
-    told["values"] = json!(shared.client.get_kv_all_values(&id).await?);
-    told["executionCount"] = json!(executions.len());
-    told["executions"] = json!(shown);
-    Ok(Json(told))
+    Ok(json!({ "count": all.len(), "shown": shown }))
 }
 
 /// The timeline of an execution, from its `from`th entry on.
@@ -209,6 +260,7 @@ pub(crate) async fn doctor(State(shared): At, Query(which): Query<Which>) -> Tol
 
 /// What is to be done with an instance.
 #[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct Order {
     id: String,
     #[serde(default)]
@@ -217,6 +269,8 @@ pub(crate) struct Order {
     text: String,
     #[serde(default)]
     force: bool,
+    /// When the instance that was shown was created.
+    created_at: Option<u64>,
     /// The findings that were shown.
     #[serde(default)]
     said: Vec<String>,
@@ -266,7 +320,10 @@ pub(crate) async fn repair(State(shared): At, Json(order): Json<Order>) -> Told 
 
 pub(crate) async fn delete(State(shared): At, Json(order): Json<Order>) -> Told {
     shared.may_change()?;
-    shared.provider.instance(&order.id).await?.ok_or_else(|| not_found(&order.id))?;
+    let found = shared.provider.instance(&order.id).await?.ok_or_else(|| not_found(&order.id))?;
+    if order.created_at.is_some_and(|shown| shown != found.created_at) {
+        return Err(refused("another instance has this id now: look at it first"));
+    }
     let gone = shared.client.delete_instance(&order.id, order.force).await.map_err(refused)?;
     Ok(Json(
         json!({ "done": format!("deleted {} instances with {} events", gone.instances_deleted, gone.events_deleted) }),

@@ -11,10 +11,11 @@ use duroxide::{
     ActivityContext, Client as Orchestrations, OrchestrationContext, OrchestrationRegistry, RetryPolicy,
 };
 use duroxide_cosmos::CosmosDBProvider;
+use duroxide_cosmos_emulator::{WireAction, WireRequest, WireRule};
 use duroxide_cosmos_page::{serve, Options};
 use fantoccini::{wd::Capabilities, Client, ClientBuilder, Locator};
 use hyper_util::client::legacy::connect::HttpConnector;
-use scene::{Scene, PATIENCE};
+use scene::{goes_to, Scene, PATIENCE};
 use serde_json::{json, Value};
 use std::{
     net::SocketAddr,
@@ -291,6 +292,36 @@ async fn who_may_change_something_does_it_from_the_page_and_who_has_no_token_see
     browser.client.accept_alert().await.unwrap();
     browser.shows("deleted 4 instances").await;
     assert!(store.instance("order").await.unwrap().is_none());
+    browser.close().await;
+    runtime.shutdown(None).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_part_that_can_not_be_shown_hides_no_other() {
+    let Some(browser) = Browser::open().await else { return };
+    let scene = Scene::new(1);
+    let runtime = work(&scene).await;
+    let store = Arc::new(scene.provider("page").await);
+    let client = Orchestrations::new(store.clone());
+    client.start_orchestration("order", "Order", "two books").await.unwrap();
+    client.wait_for_kv_value("order", "customer", PATIENCE).await.unwrap();
+    let page = page(&store, Options::default()).await;
+    let forbidden = WireAction::Refuse { status: 403, substatus: Some(5301), retry_after: None };
+    let fleet = WireRule::new(forbidden.clone()).client("page").matching(|request| goes_to(request, "$d:fleet"));
+    scene.account.wire().add(fleet);
+    browser.go(&format!("http://{page}/")).await;
+    browser.shows("can't be shown: ").await;
+    browser.until("document.querySelectorAll('#counts b').length === 3").await;
+    browser.until("document.querySelectorAll('#instances tbody tr').length > 0").await;
+
+    let asks_for_values = |request: &WireRequest<'_>| {
+        let question = request.json().and_then(|body| Some(body["query"].as_str()?.contains("c.type = 'kv'")));
+        goes_to(request, "order") && question == Some(true)
+    };
+    scene.account.wire().add(WireRule::new(forbidden).client("page").matching(asks_for_values));
+    browser.go(&view(page, "order")).await;
+    browser.shows("can't be shown: ").await;
+    browser.until("document.getElementById('custom')?.innerText.includes('waits for approval')").await;
     browser.close().await;
     runtime.shutdown(None).await;
 }
