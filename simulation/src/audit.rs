@@ -24,6 +24,7 @@ const PARKED: u64 = (1 << 53) - 1;
 #[derive(Debug, Default)]
 pub struct Inventory {
     partitions: BTreeMap<String, Vec<Value>>,
+    deleted: BTreeSet<String>,
 }
 
 impl Inventory {
@@ -35,6 +36,12 @@ impl Inventory {
             inventory.partitions.entry(partition).or_default().push(document);
         }
         inventory
+    }
+
+    /// These instances were deleted. A child that had not begun by then, its start still being on its way, begins without its parent,
+    /// as it does with duroxide's SQLite provider. A child that had begun goes with its parent: see `Deletions`.
+    pub fn after_deletions_of(self, deleted: BTreeSet<String>) -> Self {
+        Self { deleted, ..self }
     }
 
     fn documents(&self) -> impl Iterator<Item = (&String, &Value)> {
@@ -56,16 +63,18 @@ impl Inventory {
     }
 
     /// Whether it is duroxide's word to a child that was never started, since its parent was cancelled in the very turn that
-    /// would have started it: nobody is there to take it, and it is parked.
+    /// would have started it: nobody is there to take it, and it is parked. Or a queue message for a name that nobody has
+    /// started, which is dropped after a day.
     fn is_for_nobody(&self, partition: &str, document: &Value) -> bool {
-        let is_cancellation = is_parked(document) && text(document, "item").contains("CancelInstance");
+        let is_known = text(document, "item").contains("CancelInstance") || document["orphanSince"].is_u64();
+        let is_parked_for_nobody = is_parked(document) && is_known;
         let documents = self.partitions.get(partition).into_iter().flatten();
         let is_instance = |other: &Value| text(other, "type") == "instance" && !other["status"].is_null();
-        is_cancellation && !documents.into_iter().any(is_instance)
+        is_parked_for_nobody && !documents.into_iter().any(is_instance)
     }
 
-    /// What is wrong with the instances and their histories; with those of `pruned` names, only what pruning leaves alone.
-    pub fn faults(&self, fates: &BTreeMap<String, Fate>, pruned: &BTreeSet<String>, ended: bool) -> Vec<Broken> {
+    /// What is wrong with the instances and their histories.
+    pub fn faults(&self, fates: &BTreeMap<String, Fate>, ended: bool) -> Vec<Broken> {
         let mut broken = Vec::new();
         for (name, documents) in &self.partitions {
             broken.extend(unmarked(name, documents));
@@ -97,9 +106,7 @@ impl Inventory {
             broken.extend(executions.iter().flat_map(|(execution, events)| wrong_history(name, *execution, events)));
             let current = instance["execution"].as_u64().unwrap_or(0);
             broken.extend(disagreement(instance, status, executions.get(&current)).map(say));
-            if !pruned.contains(name) {
-                broken.extend(miscounted(instance, &executions).map(say));
-            }
+            broken.extend(miscounted(instance, &executions).map(say));
             if ended {
                 broken.extend(self.missing_children(name, executions.values().flatten()));
             }
@@ -126,7 +133,7 @@ impl Inventory {
             Some(parent) => {
                 let exists = |d: &Value| text(d, "type") == "instance";
                 let found = self.partitions.get(parent).is_some_and(|documents| documents.iter().any(exists));
-                (!found).then(|| format!("its parent {parent:?} is not there"))
+                (!found && !self.deleted.contains(parent)).then(|| format!("its parent {parent:?} is not there"))
             }
         }
     }
@@ -298,7 +305,9 @@ fn wrong_history(instance: &str, execution: u64, events: &[Event]) -> Vec<Broken
             break;
         }
     }
-    if !matches!(events.first().map(|event| &event.kind), Some(EventKind::OrchestrationStarted { .. })) {
+    // A first turn that can't be stored leaves nothing but its failure.
+    let never_began = matches!(events, [Event { kind: EventKind::OrchestrationFailed { .. }, .. }]);
+    if !never_began && !matches!(events.first().map(|e| &e.kind), Some(EventKind::OrchestrationStarted { .. })) {
         say("a history begins with its start", format!("it begins with {:?}", events.first()));
     }
     let starts = events.iter().filter(|event| matches!(event.kind, EventKind::OrchestrationStarted { .. })).count();
@@ -416,7 +425,7 @@ mod tests {
     /// How many things are wrong with these documents, and how many are left behind.
     fn wrong(documents: Vec<Value>) -> (usize, usize) {
         let inventory = Inventory::of(documents);
-        (inventory.faults(&BTreeMap::new(), &BTreeSet::new(), true).len(), inventory.passing().len())
+        (inventory.faults(&BTreeMap::new(), true).len(), inventory.passing().len())
     }
 
     #[test]
@@ -436,7 +445,7 @@ mod tests {
             (document["enclosed"], document["due"]) = (json!({"id": "m:1"}), json!(due));
             let inventory = Inventory::of(vec![document]);
             assert_eq!(inventory.passing().len(), 1);
-            inventory.faults(&BTreeMap::new(), &BTreeSet::new(), false).len()
+            inventory.faults(&BTreeMap::new(), false).len()
         };
         assert_eq!((faults(Some(1)), faults(None)), (0, 1));
     }

@@ -103,6 +103,16 @@ pub fn half_way(dice: &mut Dice) -> Vec<Doom> {
     (0..dice.among(0..=3)).map(|_| doom(dice)).collect()
 }
 
+/// The ends of workers that keep a lock for the next turn: most die when they would commit that turn.
+pub fn keeping(dice: &mut Dice) -> Vec<Doom> {
+    let doom = |dice: &mut Dice| Doom {
+        requests: dice.among(1..=3),
+        arrives: dice.one_in(3),
+        away: Duration::from_millis(dice.mostly_small(0..=10_000)),
+    };
+    (0..dice.among(0..=2)).map(|_| doom(dice)).collect()
+}
+
 /// Something that a worker does and that others find hardest to tell from its being dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
@@ -116,6 +126,8 @@ pub enum Moment {
     HandsOver,
     /// It has committed a turn and kept the lock for the next.
     KeepsLock,
+    /// It has committed a turn, whatever else that commit does, and owes others the messages of that turn.
+    Owes,
 }
 
 /// A stop that waits for a moment: one that falls at some time hardly ever falls there.

@@ -8,7 +8,10 @@ use std::time::Duration;
 
 use duroxide::providers::{OrchestrationItem, WorkItem};
 
+use crate::deletions::Deletions;
+use crate::owed::Owed;
 use crate::seams;
+use crate::sessions::Sessions;
 
 /// An invariant that does not hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,6 +77,12 @@ pub struct Ledger {
     clocks_differ_by: Duration,
     /// Replicas lag: one may show a message as it was before it was put off. A turn on it comes to nothing and does not count.
     replicas_lag: bool,
+    /// Which instances are there, and who deletes them.
+    pub deletions: Deletions,
+    /// Which messages between instances are on their way.
+    pub owed: Owed,
+    /// Which sessions are there, and who renews them.
+    pub sessions: Sessions,
 }
 
 #[derive(Debug, Default)]
@@ -102,7 +111,12 @@ struct State {
 impl Ledger {
     /// The books of a world whose clocks may differ by so much, and whose replicas may lag.
     pub fn new(clocks_differ_by: Duration, replicas_lag: bool) -> Self {
-        Self { state: Mutex::default(), clocks_differ_by, replicas_lag }
+        Self { clocks_differ_by, replicas_lag, ..Self::default() }
+    }
+
+    /// Whether all clocks of the world are right and all replicas know everything: only then can be said what a call must have seen.
+    pub fn is_exact(&self) -> bool {
+        self.clocks_differ_by.is_zero() && !self.replicas_lag
     }
 
     /// The first invariant that did not hold.

@@ -9,6 +9,7 @@
 
 pub mod audit;
 pub mod bank;
+pub mod deletions;
 pub mod dice;
 pub mod errand;
 pub mod fate;
@@ -16,8 +17,10 @@ pub mod host;
 pub mod ledger;
 pub mod many;
 pub mod mutants;
+pub mod owed;
 pub mod script;
 pub mod seams;
+pub mod sessions;
 pub mod soak;
 pub mod story;
 pub mod weather;

@@ -78,6 +78,43 @@ pub enum Step {
     },
     /// Sets the custom status.
     Status(String),
+    /// Adds a text to the output.
+    Say(String),
+    /// Writes so many values in one turn: with 100 of them the turn does not fit one batch.
+    Values {
+        /// How many.
+        keys: usize,
+    },
+    /// Starts orchestrations that nobody waits for, and calls an activity that sends each of them messages, in one turn: the
+    /// activity runs after the turn was committed, and perhaps before the starts are delivered.
+    Inform {
+        /// How many messages each of them waits for.
+        messages: Vec<usize>,
+    },
+    /// Starts a child and stops waiting for it after a while: the child is cancelled.
+    Abandon {
+        /// What the child does.
+        child: Vec<Step>,
+        /// How long the child is waited for.
+        millis: u64,
+    },
+    /// An activity whose result is larger than a document.
+    LargeResult {
+        /// How large the result is.
+        bytes: usize,
+    },
+    /// Ends with an output that is larger than a document: the turn can't be stored.
+    LargeOutput {
+        /// How large the output is.
+        bytes: usize,
+    },
+    /// Activities at once, each on a session of its own.
+    Sessions {
+        /// How many.
+        count: usize,
+        /// How long each of them takes.
+        millis: u64,
+    },
     /// Continues as new.
     Again,
     /// Fails.
@@ -135,6 +172,8 @@ pub enum Ending {
     Output(String),
     /// With the failure that it is told to have.
     Failure,
+    /// With a failure, since what it wanted to store is too large.
+    TooLarge,
 }
 
 /// What a failing script says.
@@ -148,6 +187,10 @@ pub fn ending(steps: &[Step]) -> Ending {
             Step::Call(call) => push(&mut trail, &format!("call {}", call.output)),
             Step::FanOut { width, call } => push(&mut trail, &format!("fan {width}×{}", call.output)),
             Step::Retry { .. } => push(&mut trail, "retried"),
+            // duroxide fails a parent whose child has met trouble with the storage.
+            Step::Children(scripts) if scripts.iter().any(|steps| ending(steps) == Ending::TooLarge) => {
+                return Ending::TooLarge;
+            }
             Step::Children(scripts) => {
                 let endings: Vec<String> = scripts.iter().map(|steps| told(&ending(steps))).collect();
                 push(&mut trail, &format!("({})", endings.join(" | ")));
@@ -159,9 +202,15 @@ pub fn ending(steps: &[Step]) -> Ending {
             Step::Race { .. } => push(&mut trail, "race"),
             Step::Put { .. } => {}
             Step::Get { key, value } => push(&mut trail, &format!("{key}={value:?}")),
-            Step::Status(_) => {}
+            Step::Status(_) | Step::Values { .. } => {}
+            Step::Say(text) => push(&mut trail, text),
+            Step::Inform { messages } => push(&mut trail, &format!("informed {}", messages.len())),
+            Step::Abandon { .. } => push(&mut trail, "abandoned"),
+            Step::LargeResult { .. } => push(&mut trail, "too large"),
+            Step::Sessions { count, .. } => push(&mut trail, &format!("sessions {count}")),
             Step::Again => push(&mut trail, "again"),
             Step::Fail => return Ending::Failure,
+            Step::LargeOutput { .. } => return Ending::TooLarge,
         }
     }
     Ending::Output(trail)
@@ -176,18 +225,34 @@ pub fn last_status(steps: &[Step]) -> Option<&str> {
 }
 
 /// The orchestrations that `steps` start and don't wait for, each with its script.
-pub fn detached<'a>(instance: &str, steps: &'a [Step]) -> Vec<(String, &'a [Step])> {
+pub fn detached(instance: &str, steps: &[Step]) -> Vec<(String, Vec<Step>)> {
     let mut found = Vec::new();
     let reached = steps.iter().position(|step| *step == Step::Fail).unwrap_or(steps.len());
     for (position, step) in steps[..reached].iter().enumerate() {
-        if let Step::Detached(inner) = step {
-            // Steps are counted from the end, which continuing as new does not change.
-            let id = detached_id(instance, steps.len() - position);
-            found.extend(detached(&id, inner));
-            found.push((id, inner.as_slice()));
+        // Steps are counted from the end, which continuing as new does not change.
+        let id = detached_id(instance, steps.len() - position);
+        match step {
+            Step::Detached(inner) => {
+                found.extend(detached(&id, inner));
+                found.push((id, inner.clone()));
+            }
+            Step::Inform { messages } => {
+                let informed = messages.iter().enumerate();
+                found.extend(informed.map(|(n, messages)| (informed_id(&id, n), reader(*messages))));
+            }
+            _ => {}
         }
     }
     found
+}
+
+/// The script of an orchestration that is informed.
+fn reader(messages: usize) -> Vec<Step> {
+    vec![Step::Queue { messages }]
+}
+
+fn informed_id(id: &str, n: usize) -> String {
+    format!("{id}.{n}")
 }
 
 /// How many different messages a script takes from its queue.
@@ -220,6 +285,7 @@ fn told(ending: &Ending) -> String {
     match ending {
         Ending::Output(output) => output.clone(),
         Ending::Failure => "failed".to_owned(),
+        Ending::TooLarge => "too large".to_owned(),
     }
 }
 
@@ -290,6 +356,44 @@ pub async fn run(context: OrchestrationContext, input: String) -> Result<String,
                 push(&mut trail, &format!("{key}={value:?}"));
             }
             Step::Status(status) => context.set_custom_status(status),
+            Step::Say(text) => push(&mut trail, text),
+            Step::Values { keys } => (0..*keys).for_each(|n| context.set_kv_value(format!("key {n}"), "value")),
+            Step::Inform { messages } => {
+                let id = detached_id(&context.instance_id(), steps.len() - position);
+                for (n, messages) in messages.iter().enumerate() {
+                    context.schedule_orchestration(SCRIPT, informed_id(&id, n), Input::begin(&reader(*messages)));
+                }
+                let news = News { id, messages: messages.clone() }.to_json();
+                while context.schedule_activity(INFORM, news.as_str()).await.is_err() {
+                    context.schedule_timer(Duration::from_millis(500)).await;
+                }
+                push(&mut trail, &format!("informed {}", messages.len()));
+            }
+            Step::Abandon { child, millis } => {
+                let child = context.schedule_sub_orchestration(SCRIPT, Input::begin(child));
+                let timer = context.schedule_timer(Duration::from_millis(*millis));
+                let _ = context.select2(child, timer).await;
+                push(&mut trail, "abandoned");
+            }
+            Step::LargeResult { bytes } => {
+                let call = Call { millis: 0, input: 20, output: *bytes, tag: None, session: None };
+                match schedule(&context, &call, position).await {
+                    Ok(_) => push(&mut trail, "unexpected result"),
+                    Err(error) if is_poison(&error) => push(&mut trail, &format!("unexpected: {error}")),
+                    Err(_) => push(&mut trail, "too large"),
+                }
+            }
+            Step::LargeOutput { bytes } => return Ok("z".repeat(*bytes)),
+            Step::Sessions { count, millis } => {
+                let on_session = |n: usize| {
+                    let session = Some(own_session(&context.instance_id(), n));
+                    let call = Call { millis: *millis, input: 20, output: 1, tag: None, session };
+                    schedule(&context, &call, n)
+                };
+                let results: Result<Vec<String>, String> =
+                    context.join((0..*count).map(on_session).collect()).await.into_iter().collect();
+                push(&mut trail, &format!("sessions {}", results?.len()));
+            }
             Step::Again => {
                 push(&mut trail, "again");
                 let next = Input { steps: steps[position + 1..].to_vec(), trail };
@@ -299,6 +403,48 @@ pub async fn run(context: OrchestrationContext, input: String) -> Result<String,
         }
     }
     Ok(trail)
+}
+
+/// Whether an activity was given up, instead of having failed.
+fn is_poison(error: &str) -> bool {
+    error.to_lowercase().contains("poison")
+}
+
+/// The name of the session that the `n`th activity of [`Step::Sessions`] is bound to.
+pub fn own_session(instance: &str, n: usize) -> String {
+    format!("session of {instance} {n}")
+}
+
+/// The name of the activity that sends messages to orchestrations which were just started.
+pub const INFORM: &str = "Inform";
+
+/// The input of that activity.
+#[derive(Debug, Serialize, Deserialize)]
+struct News {
+    id: String,
+    messages: Vec<usize>,
+}
+
+impl News {
+    fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("plain data")
+    }
+}
+
+/// The activity that sends messages to orchestrations which were just started. It may run twice: each message has a nonce.
+pub async fn inform(context: ActivityContext, input: String) -> Result<String, String> {
+    let News { id, messages } = serde_json::from_str(&input).map_err(|error| error.to_string())?;
+    let client = context.get_client();
+    // The last ones first: their starts are delivered last.
+    for (n, messages) in messages.iter().enumerate().rev() {
+        for number in 0..*messages {
+            let parcel = Parcel { number, nonce: fastrand::u64(..1 << 50) };
+            let parcel = serde_json::to_string(&parcel).map_err(|error| error.to_string())?;
+            let sent = client.enqueue_event(informed_id(&id, n), QUEUE, parcel).await;
+            sent.map_err(|error| error.to_string())?;
+        }
+    }
+    Ok(String::new())
 }
 
 /// The messages that an execution has taken.

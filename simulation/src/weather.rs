@@ -7,6 +7,7 @@ use std::time::Duration;
 use duroxide_cosmos_emulator::{RequestKind, WireAction, WireRequest};
 
 use crate::dice::Dice;
+use crate::ledger::Ledger;
 use crate::seams;
 use crate::story::Story;
 
@@ -19,6 +20,8 @@ pub struct Front {
     pub until: Duration,
     /// Whose requests it is about; everybody's where there is none.
     pub client: Option<String>,
+    /// Which logical partition it is about; all where there is none.
+    pub partition: Option<String>,
     /// What it is.
     pub what: Trouble,
 }
@@ -49,20 +52,27 @@ pub struct Climate {
     pub longest_delay: u64,
     /// Times of trouble.
     pub fronts: Vec<Front>,
+    /// Whether the clients' own requests are spared. A start that a client sends twice is two starts, where the first instance
+    /// may be deleted before the second start arrives.
+    pub spares_clients: bool,
 }
+
+/// How the names of clients on the wire begin.
+pub const CLIENT: &str = "client";
 
 /// The weather of a world.
 pub struct Weather {
     climate: Climate,
     dice: Mutex<Dice>,
     story: Arc<Story>,
+    ledger: Arc<Ledger>,
     calm: AtomicBool,
 }
 
 impl Weather {
     /// Weather of this climate.
-    pub fn new(climate: Climate, dice: Dice, story: Arc<Story>) -> Self {
-        Self { climate, dice: Mutex::new(dice), story, calm: AtomicBool::new(false) }
+    pub fn new(climate: Climate, dice: Dice, story: Arc<Story>, ledger: Arc<Ledger>) -> Self {
+        Self { climate, dice: Mutex::new(dice), story, ledger, calm: AtomicBool::new(false) }
     }
 
     /// From here on nothing bad happens.
@@ -74,7 +84,8 @@ impl Weather {
     pub fn meets(&self, request: &WireRequest<'_>) -> Option<WireAction> {
         let mut dice = self.dice.lock().unwrap_or_else(PoisonError::into_inner);
         let usual = Duration::from_millis(dice.mostly_small(1..=self.climate.latency));
-        if self.calm.load(Ordering::Relaxed) {
+        let is_spared = self.climate.spares_clients && request.client.is_some_and(|name| name.starts_with(CLIENT));
+        if is_spared || self.calm.load(Ordering::Relaxed) {
             return Some(WireAction::Delay(usual));
         }
         let trouble = self.front_over(request).and_then(|what| in_front(&mut dice, what));
@@ -85,11 +96,16 @@ impl Weather {
         let Some(trouble) = trouble else {
             return Some(WireAction::Delay(usual));
         };
-        self.story.tell(
-            request.client.unwrap_or("?"),
-            partition(request).as_deref(),
-            format!("#{} {} meets {}", request.sequence, request.kind, short(&trouble)),
-        );
+        let (client, partition) = (request.client.unwrap_or("?"), partition(request));
+        let what = format!("#{} {} meets {}", request.sequence, request.kind, short(&trouble));
+        self.story.tell(client, partition.as_deref(), what);
+        let lasts = match request.kind {
+            // All requests of a client may wait for the partition map.
+            _ if partition.is_some() => Some(Duration::ZERO),
+            RequestKind::Query => asks_for_sessions(request).then_some(Duration::ZERO),
+            _ => Some(Duration::from_millis(self.climate.longest_delay)),
+        };
+        lasts.into_iter().for_each(|lasts| self.ledger.sessions.met_trouble(client, partition.clone(), lasts));
         Some(trouble)
     }
 
@@ -97,7 +113,8 @@ impl Weather {
         let now = seams::now();
         let over = |front: &&Front| {
             let mine = front.client.as_deref().is_none_or(|client| is_of(request.client, client));
-            mine && front.from <= now && now < front.until
+            let here = front.partition.is_none() || front.partition == partition(request);
+            mine && here && front.from <= now && now < front.until
         };
         self.climate.fronts.iter().find(over).map(|front| front.what)
     }
@@ -106,6 +123,11 @@ impl Weather {
 /// Whether a client's name is that of this worker, in whatever life.
 pub fn is_of(client: Option<&str>, worker: &str) -> bool {
     client.and_then(|client| client.split('#').next()) == Some(worker)
+}
+
+/// Whether a query asks for sessions.
+fn asks_for_sessions(request: &WireRequest<'_>) -> bool {
+    String::from_utf8_lossy(request.body).contains("'session'")
 }
 
 /// The logical partition that a request is about.

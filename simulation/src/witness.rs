@@ -294,7 +294,13 @@ impl Provider for Witness {
         extend_for: Duration,
         idle_timeout: Duration,
     ) -> Result<usize, ProviderError> {
-        self.provider.renew_session_lock(owners, extend_for, idle_timeout).await
+        let renewal = self.ledger.sessions.renewal(&self.name, owners, extend_for, idle_timeout);
+        let renewed = self.provider.renew_session_lock(owners, extend_for, idle_timeout).await;
+        self.story.tell(&self.name, None, format!("renews its sessions: {renewed:?}"));
+        if self.ledger.is_exact() {
+            self.ledger.sessions.not_renewed(&renewal).into_iter().for_each(|broken| self.ledger.report(broken));
+        }
+        renewed
     }
 
     async fn cleanup_orphaned_sessions(&self, idle_timeout: Duration) -> Result<usize, ProviderError> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use azure_data_cosmos::options::ConnectionPoolOptions;
-use azure_data_cosmos::CosmosClient;
+use azure_data_cosmos::{CosmosClient, CosmosClientBuilder, RoutingStrategy};
 use duroxide::providers::{Provider, TagFilter};
 use duroxide::runtime::registry::ActivityRegistry;
 use duroxide::runtime::{ObservabilityConfig, Runtime, RuntimeOptions, UnregisteredBackoffConfig};
@@ -38,6 +38,8 @@ pub struct Setup {
     pub long_poll: Duration,
     /// After how many attempts something is given up.
     pub max_attempts: u32,
+    /// How many sessions it owns at once, at most.
+    pub sessions: usize,
 }
 
 impl Setup {
@@ -62,6 +64,7 @@ impl Setup {
                 max_delay: Duration::from_millis(800),
             },
             max_attempts: self.max_attempts,
+            max_sessions_per_runtime: self.sessions,
             worker_node_id: Some(name.to_owned()),
             observability: ObservabilityConfig { log_level: "off".to_owned(), ..ObservabilityConfig::default() },
             ..RuntimeOptions::default()
@@ -74,6 +77,7 @@ pub fn activities() -> ActivityRegistry {
     ActivityRegistry::builder()
         .register("Echo", script::echo)
         .register("Flaky", script::flaky)
+        .register(script::INFORM, script::inform)
         .register(bank::PAY, bank::pay_in)
         .build()
 }
@@ -91,7 +95,8 @@ pub async fn start(provider: Arc<dyn Provider>, name: &str, setup: &Setup) -> Ar
     Runtime::start_with_options(provider, activities(), orchestrations(), setup.options(name)).await
 }
 
-/// A provider on the account, as one that makes its own client would be: tried until it works.
+/// A provider on the account, as one that makes its own client would be: tried until it works. Its reads go to the regions that the
+/// configuration prefers.
 pub async fn open(account: &LocalAccount, name: &str, config: &CosmosDBProviderConfig) -> CosmosDBProvider {
     loop {
         if let Ok(client) = connect(account, name, config).await {
@@ -109,5 +114,7 @@ async fn connect(
     config: &CosmosDBProviderConfig,
 ) -> Result<CosmosClient, azure_data_cosmos::CosmosError> {
     let pool = ConnectionPoolOptions::builder().with_max_dataplane_request_timeout(config.request_timeout()).build()?;
-    account.client_with_pool(name, pool, Vec::new(), |builder| builder).await
+    let runtime = account.runtime_builder(name).with_connection_pool(pool).build().await?;
+    let routing = RoutingStrategy::PreferredRegions(config.preferred_regions().to_vec());
+    CosmosClientBuilder::new().with_runtime(runtime).build(account.reference(), routing).await
 }

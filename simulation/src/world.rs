@@ -1,5 +1,7 @@
 //! A world: drawn from its number, played until everybody has what they wanted, and audited.
 
+mod admins;
+mod extras;
 mod heirs;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -8,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use duroxide::Client;
-use duroxide_cosmos::{Clock, CosmosDBProvider, CosmosDBProviderConfig, Randomness};
+use duroxide_cosmos::{Clock, CosmosDBProvider, CosmosDBProviderConfig, Randomness, Retention};
 use duroxide_cosmos_emulator::{
     Gate, LocalAccount, ReplicationConfig, RequestKind, WireAction, WireAnswer, WireRequest, WireRule,
 };
@@ -28,6 +30,7 @@ use crate::story::Story;
 use crate::weather::{self, Climate, Front, Trouble, Weather};
 use crate::witness::Witness;
 use crate::worker::{self, Setup};
+use admins::{Admin, Office};
 
 /// What is drawn of a world before it begins.
 #[derive(Debug)]
@@ -43,6 +46,8 @@ pub struct Plan {
     blows: Vec<Blow>,
     /// What befalls those that commit a turn in parts.
     half_way: Vec<Doom>,
+    /// What befalls those that keep a lock for the next turn.
+    keeping: Vec<Doom>,
     /// Stops at the worst of moments.
     traps: Vec<Trap>,
     errands: Vec<(String, Duration, Errand)>,
@@ -56,6 +61,9 @@ pub struct Plan {
     slowest_poll: Duration,
     /// Whether what makes work claims it for those who wait.
     hand_over: bool,
+    /// How many executions of an instance workers keep; all where nothing is said.
+    executions: Option<u32>,
+    admins: Vec<Admin>,
 }
 
 impl Plan {
@@ -72,7 +80,7 @@ impl Plan {
         let climate = climate(dice, worker_count, rough);
         let hand_over = !Dice::new(seed.rotate_left(16)).one_in(4);
         let blows = if dice.one_in(5) { Vec::new() } else { fate::draw(dice, worker_count, rough, worst_skew, true) };
-        Self {
+        let mut plan = Self {
             seed,
             partitions,
             lag: dice.one_in(5).then(|| Duration::from_millis(dice.among(20..=2_000))),
@@ -83,6 +91,7 @@ impl Plan {
             climate,
             blows,
             half_way: fate::half_way(&mut Dice::new(seed.rotate_left(32))),
+            keeping: fate::keeping(&mut Dice::new(seed.rotate_left(40))),
             traps: fate::traps(&mut Dice::new(seed.rotate_left(48)), worst_skew, hand_over),
             errands: errands(dice, rough),
             drops: *dice.pick(&[0, 0, 6, 15, 40, 150]),
@@ -91,19 +100,24 @@ impl Plan {
             cache: *dice.pick(&[0, 20_000, 64 << 20, 64 << 20]),
             slowest_poll: Duration::from_millis(*dice.pick(&[200, 3_000, 3_000])),
             hand_over,
-        }
+            executions: None,
+            admins: Vec::new(),
+        };
+        extras::add(&mut plan);
+        plan
     }
 
     /// What kind of world it is, in a few words.
     pub fn summary(&self) -> String {
         format!(
-            "{} workers, {} partitions{}{}{}, {} errands, {} blows, {}‰ trouble",
+            "{} workers, {} partitions{}{}{}, {} errands, {} admins, {} blows, {}‰ trouble",
             self.workers.len(),
             self.partitions,
             if self.lag.is_some() { ", 2 regions" } else { "" },
             if self.worst_skew > 0 { ", clocks off" } else { "" },
             if self.hand_over { "" } else { ", nothing handed over" },
             self.errands.len(),
+            self.admins.len(),
             self.blows.len(),
             self.climate.per_mille,
         )
@@ -123,6 +137,7 @@ fn setup(dice: &mut Dice) -> Setup {
         session_lock: renewed(dice),
         long_poll: Duration::from_millis(*dice.pick(&[500, 5_000, 30_000])),
         max_attempts: 40,
+        sessions: 10,
     }
 }
 
@@ -154,6 +169,7 @@ fn climate(dice: &mut Dice, workers: usize, rough: Duration) -> Climate {
             client: dice
                 .one_in(2)
                 .then(|| worker_name(usize::try_from(dice.among(0..=workers as u64 - 1)).unwrap_or(0))),
+            partition: None,
             what: *dice.pick(&all),
         }
     });
@@ -163,6 +179,7 @@ fn climate(dice: &mut Dice, workers: usize, rough: Duration) -> Climate {
         per_mille: *dice.pick(&[0, 10, 30, 60, 120, 200, 350]),
         longest_delay: *dice.pick(&[400, 2_000, 6_000]),
         fronts,
+        spares_clients: false,
     }
 }
 
@@ -220,9 +237,9 @@ fn errands(dice: &mut Dice, rough: Duration) -> Vec<(String, Duration, Errand)> 
 /// Without what goes on by itself, and with nothing from outside; `children` stay if they are wanted.
 pub(crate) fn alone(mut steps: Vec<Step>, children: bool) -> Vec<Step> {
     steps.retain(|step| match step {
-        Step::Detached(_) | Step::Queue { .. } => false,
+        Step::Detached(_) | Step::Inform { .. } | Step::Queue { .. } => false,
         Step::Event { name } => name == NEVER,
-        Step::Children(_) => children,
+        Step::Children(_) | Step::Abandon { .. } => children,
         _ => true,
     });
     steps
@@ -277,6 +294,8 @@ struct Doomed {
     dead: Vec<(String, Duration)>,
     /// The ends of those that commit a turn in parts next.
     half_way: VecDeque<Doom>,
+    /// The ends of those that keep a lock next.
+    keeping: VecDeque<Doom>,
     /// Stops that wait for their moments.
     traps: Vec<Trap>,
     /// Those that went into one, by the names of their clients.
@@ -292,6 +311,7 @@ struct World {
     account: LocalAccount,
     network: Host,
     clients: Vec<Host>,
+    admins: Vec<Office>,
     places: Vec<Place>,
     blows: VecDeque<Blow>,
     weather: Arc<Weather>,
@@ -299,6 +319,8 @@ struct World {
     story: Arc<Story>,
     ledger: Arc<Ledger>,
     done: Arc<AtomicUsize>,
+    /// Administrators are told to stop.
+    resting: Arc<AtomicBool>,
     next_look: Duration,
 }
 
@@ -325,14 +347,14 @@ impl World {
         let network = Host::new();
         let mut builder = LocalAccount::builder().with_partitions(plan.partitions);
         if let Some(lag) = plan.lag {
-            builder = builder.with_regions(&["East US", "West US"]).with_replication(ReplicationConfig::fixed(lag));
+            builder = builder.with_regions(&admins::REGIONS).with_replication(ReplicationConfig::fixed(lag));
         }
         let account = builder.build();
         account.wire().carried_by(network.handle().clone());
-        let weather = Arc::new(Weather::new(plan.climate.clone(), dice.fork(), story.clone()));
-        let half_way = plan.half_way.iter().cloned().collect();
+        let weather = Arc::new(Weather::new(plan.climate.clone(), dice.fork(), story.clone(), ledger.clone()));
+        let (half_way, keeping) = (plan.half_way.iter().cloned().collect(), plan.keeping.iter().cloned().collect());
         let traps = plan.traps.clone();
-        let doomed = Arc::new(Mutex::new(Doomed { half_way, traps, ..Doomed::default() }));
+        let doomed = Arc::new(Mutex::new(Doomed { half_way, keeping, traps, ..Doomed::default() }));
         let (sky, fate) = (weather.clone(), doomed.clone());
         let rule = WireRule::choosing(move |request| {
             last_request(&fate, request).or_else(|| sky.meets(request).inspect(|_| spring(&fate, request)))
@@ -362,6 +384,7 @@ impl World {
             account,
             network,
             clients,
+            admins: Vec::new(),
             places,
             blows,
             weather,
@@ -369,12 +392,14 @@ impl World {
             story,
             ledger,
             done,
+            resting: Arc::default(),
             next_look: LOOK_EVERY,
         }
     }
 
     fn play(&mut self) -> Result<(), Broken> {
         self.send_clients();
+        self.send_admins();
         let errands = self.plan.errands.len();
         while self.now < self.plan.rough {
             self.step()?;
@@ -384,6 +409,7 @@ impl World {
         self.blows.clear();
         self.doom().clients.clear();
         self.doom().half_way.clear();
+        self.doom().keeping.clear();
         self.doom().traps.clear();
         self.doom().trapped.clear();
         for place in &mut self.places {
@@ -397,6 +423,7 @@ impl World {
                 return Err(self.stuck());
             }
         }
+        self.until_admins_rest()?;
         self.until_nothing_is_left()?;
         self.shut_down()?;
         self.audit(true)?;
@@ -410,6 +437,7 @@ impl World {
         self.strike();
         self.network.run_until(self.now);
         self.clients.iter_mut().for_each(|client| client.run_until(self.now));
+        self.admins.iter_mut().for_each(|office| office.host.run_until(self.now));
         let mut order: Vec<usize> = (0..self.places.len()).collect();
         self.dice.shuffle(&mut order);
         for n in order {
@@ -453,6 +481,7 @@ impl World {
             }
             What::Stop { worker, pause } => {
                 let until = self.now + pause;
+                self.ledger.sessions.met_trouble(&self.places[worker].client(worker), None, Duration::ZERO);
                 if let Some(host) = &mut self.places[worker].host {
                     host.stop_until(until);
                 }
@@ -477,6 +506,9 @@ impl World {
                 }
             }
             What::Split => {
+                for (n, place) in self.places.iter().enumerate() {
+                    self.ledger.sessions.met_trouble(&place.client(n), None, Duration::ZERO);
+                }
                 let account = self.account.clone();
                 let partitions = account.partitions("duroxide", "duroxide");
                 if !partitions.is_empty() && partitions.len() < 12 {
@@ -495,6 +527,7 @@ impl World {
             let places = self.places.iter_mut().enumerate();
             for (_, place) in places.filter(|(n, place)| place.host.is_some() && place.client(*n) == client) {
                 self.story.tell("fate", None, format!("{client} is stopped: {trap:?}"));
+                self.ledger.sessions.met_trouble(&client, None, Duration::ZERO);
                 if trap.frozen {
                     let behind = i64::try_from(trap.pause.as_millis()).unwrap_or(0);
                     place.skew = (place.skew - behind).max(-worst);
@@ -511,6 +544,7 @@ impl World {
     fn bury(&mut self) {
         let dead = std::mem::take(&mut self.doom().dead);
         for (client, away) in dead {
+            self.admins.retain(|office| office.name != client);
             let places = self.places.iter_mut().enumerate();
             for (_, place) in places.filter(|(n, place)| place.host.is_some() && place.client(*n) == client) {
                 self.story.tell("fate", None, format!("{client} is killed"));
@@ -525,7 +559,10 @@ impl World {
     }
 
     fn config(&mut self) -> CosmosDBProviderConfig {
+        let executions = self.plan.executions;
+        let retention = executions.map_or_else(Retention::default, |keep| Retention::default().with_executions(keep));
         CosmosDBProviderConfig::default()
+            .with_retention(retention)
             .with_create_if_missing(true)
             .with_sweep_interval(self.plan.slowest_poll)
             .with_hand_over(self.plan.hand_over)
@@ -659,7 +696,8 @@ impl World {
     }
 
     fn inventory(&self) -> Inventory {
-        Inventory::of(self.account.documents("duroxide", "duroxide"))
+        let inventory = Inventory::of(self.account.documents("duroxide", "duroxide"));
+        inventory.after_deletions_of(self.ledger.deletions.names())
     }
 
     /// A doctor looks at everything while it goes on.
@@ -674,15 +712,23 @@ impl World {
         broken.map_or(Ok(()), Err)
     }
 
+    /// How every instance must have ended, or that it must be gone: retention may have deleted it after it had ended like this.
+    fn fates(&self) -> BTreeMap<String, Fate> {
+        let fates = self.plan.errands.iter().flat_map(|(name, _, errand)| errand.fates(name));
+        let now = fates.map(|(name, fate)| {
+            let retained = self.ledger.deletions.last_status(&name).filter(|_| self.plan.has_retention());
+            let is_gone = retained.is_some_and(|status| fate.status() == Some(status.as_str()));
+            (name, if is_gone { Fate::Gone } else { fate })
+        });
+        now.collect()
+    }
+
     fn audit(&mut self, ended: bool) -> Result<(), Broken> {
         let config = self.config();
         let account = self.account.clone();
         let inventory = self.inventory();
-        let fates: BTreeMap<String, Fate> =
-            self.plan.errands.iter().flat_map(|(name, _, errand)| errand.fates(name)).collect();
-        let pruned = self.plan.errands.iter().filter(|(_, _, errand)| matches!(errand, Errand::Prune(_)));
-        let pruned: BTreeSet<String> = pruned.map(|(name, ..)| name.clone()).collect();
-        let faults = inventory.faults(&fates, &pruned, ended);
+        let fates = self.fates();
+        let faults = inventory.faults(&fates, ended);
         if let Some(broken) = faults.into_iter().next() {
             return Err(broken);
         }
@@ -706,9 +752,15 @@ impl World {
 fn last_request(doomed: &Mutex<Doomed>, request: &WireRequest<'_>) -> Option<WireAction> {
     let client = request.client?;
     let mut doomed = doomed.lock().unwrap_or_else(PoisonError::into_inner);
-    if client.starts_with(WORKER) && !doomed.half_way.is_empty() && moment(request) == Some(Moment::CommitsInParts) {
-        let doom = doomed.half_way.pop_front()?;
-        doomed.clients.entry(client.to_owned()).or_insert(doom);
+    if client.starts_with(WORKER) && !(doomed.half_way.is_empty() && doomed.keeping.is_empty()) {
+        let doom = match moment(request) {
+            Some(Moment::CommitsInParts) => doomed.half_way.pop_front(),
+            Some(Moment::KeepsLock) if goes_on(request) => doomed.keeping.pop_front(),
+            _ => None,
+        };
+        if let Some(doom) = doom {
+            doomed.clients.entry(client.to_owned()).or_insert(doom);
+        }
     }
     let doom = doomed.clients.get_mut(client)?;
     doom.requests -= 1;
@@ -726,8 +778,9 @@ fn spring(doomed: &Mutex<Doomed>, request: &WireRequest<'_>) {
     let Some(client) = request.client.filter(|client| client.starts_with(WORKER)) else { return };
     let mut doomed = doomed.lock().unwrap_or_else(PoisonError::into_inner);
     if !doomed.traps.is_empty() && !doomed.trapped.contains_key(client) {
-        let moment = moment(request);
-        let found = doomed.traps.iter().position(|trap| Some(trap.moment) == moment);
+        let (moment, owes) = (moment(request), owes(request));
+        let is_now = |trap: &Trap| Some(trap.moment) == moment || (owes && trap.moment == Moment::Owes);
+        let found = doomed.traps.iter().position(is_now);
         if let Some(trap) = found.map(|at| doomed.traps.remove(at)) {
             doomed.trapped.insert(client.to_owned(), trap);
         }
@@ -768,10 +821,24 @@ fn moment(request: &WireRequest<'_>) -> Option<Moment> {
     (!locked["resourceBody"]["enclosed"].is_null()).then_some(Moment::HandsOver)
 }
 
+/// Whether a request commits messages for others, which are then delivered.
+fn owes(request: &WireRequest<'_>) -> bool {
+    let is_intent = |operation: &Value| operation["resourceBody"]["type"] == "intent";
+    request.kind == RequestKind::Batch
+        && request.json().is_some_and(|body| body.as_array().into_iter().flatten().any(is_intent))
+}
+
 /// The id of every instance's document.
 const INSTANCE: &str = "instance";
 
 /// Whether a batch that begins so commits a turn whose parts are then applied, which takes some requests more.
+/// Whether a commit leaves an execution that goes on: a turn after it has messages that are sent once.
+fn goes_on(request: &WireRequest<'_>) -> bool {
+    let body = request.json().unwrap_or_default();
+    let instance = body.as_array().into_iter().flatten().find(|operation| document_id(operation) == Some(INSTANCE));
+    instance.is_some_and(|operation| operation["resourceBody"]["status"] == "Running")
+}
+
 fn commits_in_parts(first: &Value) -> bool {
     first["resourceBody"]["rolling"]["next"] == 0
 }
@@ -789,22 +856,48 @@ fn observe(story: &Story, ledger: &Ledger, request: &WireRequest<'_>, answer: &W
         partition.as_deref(),
         format!("#{} {} {detail}-> {} ({} bytes)", request.sequence, request.kind, answer.status, answer.body.len()),
     );
-    if !(200..=201).contains(&answer.status) {
+    if !(200..=204).contains(&answer.status) {
         return;
     }
+    let partition = partition.unwrap_or_default();
+    if request.kind == RequestKind::Delete {
+        return note_deletion(ledger, &partition, request.document_id.unwrap_or_default());
+    }
     let Some(body) = request.json() else { return };
+    let note = |document: &Value, created: bool| {
+        note_lock(ledger, document, created);
+        ledger.owed.written(document);
+        if document["type"] == "instance" {
+            let broken = ledger.deletions.written(request.client.unwrap_or("?"), &partition, document);
+            broken.into_iter().for_each(|broken| ledger.report(broken));
+        }
+    };
     match request.kind {
         RequestKind::Batch => {
             for operation in body.as_array().into_iter().flatten() {
-                if let Some(document) = operation.get("resourceBody") {
-                    note_lock(ledger, document, operation["operationType"] == "Create");
+                match operation.get("resourceBody") {
+                    Some(document) => note(document, operation["operationType"] == "Create"),
+                    None if operation["operationType"] == "Delete" => {
+                        note_deletion(ledger, &partition, document_id(operation).unwrap_or_default());
+                    }
+                    None => {}
                 }
             }
         }
-        RequestKind::Create => note_lock(ledger, &body, true),
-        RequestKind::Replace | RequestKind::Upsert => note_lock(ledger, &body, false),
+        RequestKind::Create => note(&body, true),
+        RequestKind::Replace | RequestKind::Upsert => note(&body, false),
         _ => {}
     }
+}
+
+/// Notes that a document is gone.
+fn note_deletion(ledger: &Ledger, partition: &str, document: &str) {
+    if document == INSTANCE {
+        ledger.deletions.deleted(partition).into_iter().for_each(|broken| ledger.report(broken));
+    }
+    let lost = ledger.owed.deleted(partition, document, &ledger.deletions);
+    lost.into_iter().for_each(|broken| ledger.report(broken));
+    ledger.sessions.deleted(partition);
 }
 
 /// What the documents in a request are.
@@ -841,6 +934,7 @@ fn note_lock(ledger: &Ledger, document: &Value, created: bool) {
         "session" => {
             let until = document["lockedUntil"].as_u64().unwrap_or(0);
             ledger.claimed(text("sessionId"), "session", text("owner"), until);
+            ledger.sessions.written(document);
         }
         _ => {}
     }

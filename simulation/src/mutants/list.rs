@@ -76,11 +76,11 @@ pub const LIST: &[Mutant] = &[
         name: "uncounted-turn",
         what: "a claim of a turn is not counted",
         edits: &[Edit {
-            file: "src/turn/claim.rs",
-            find: "document.claims.push(now.max(after));",
+            file: "src/model/documents.rs",
+            find: "self.claims.push(now.max(after));",
             replace: "if !MUTANT {
-        document.claims.push(now.max(after));
-    }",
+            self.claims.push(now.max(after));
+        }",
         }],
     },
     Mutant {
@@ -229,19 +229,28 @@ pub const LIST: &[Mutant] = &[
     Mutant {
         name: "turn-before-history",
         what: "a turn is handed out before the one before it is rolled forward",
-        edits: &[Edit {
-            file: "src/turn/claim.rs",
-            find: "if document.rolling.is_some() {",
-            replace: "if document.rolling.is_some() && !MUTANT {",
-        }],
+        // Two checks keep that from happening: the claim's, and the comparison of the history with the document.
+        edits: &[
+            Edit {
+                file: "src/turn/claim.rs",
+                find: "if document.rolling.is_some() {",
+                replace: "if document.rolling.is_some() && !MUTANT {",
+            },
+            Edit {
+                file: "src/turn/open.rs",
+                find: "while let Some(lacks) = lacks(&loaded, ours) {",
+                replace: "while let Some(lacks) = lacks(&loaded, ours).filter(|_| !(MUTANT && ours.document.rolling.is_some())) {",
+            },
+        ],
     },
     Mutant {
         name: "values-outlive-instance",
         what: "a deletion leaves the values of the instance",
         edits: &[Edit {
             file: "src/admin/erase.rs",
-            find: "rows.retain(|row| row.kind != kind::INSTANCE);",
-            replace: "rows.retain(|row| row.kind != kind::INSTANCE && !(MUTANT && row.kind == kind::KV));",
+            find: "rows.retain(|row| !matches!(row.kind.as_str(), kind::INSTANCE | kind::DELIVERED));",
+            replace: "rows.retain(|row| !matches!(row.kind.as_str(), kind::INSTANCE | kind::DELIVERED));
+    rows.retain(|row| !(MUTANT && row.kind == kind::KV));",
         }],
     },
     Mutant {
@@ -327,10 +336,10 @@ pub const LIST: &[Mutant] = &[
         what: "an execution that continues as new does not see what the one before it has written",
         edits: &[Edit {
             file: "src/turn/plan.rs",
-            find: "    if ends {
-        document.epoch += 1;",
-            replace: "    if ends && !MUTANT {
-        document.epoch += 1;",
+            find: "if document.execution_has_ended() && ack.metadata.status.is_some() {
+            document.epoch += 1;",
+            replace: "if document.execution_has_ended() && ack.metadata.status.is_some() && !MUTANT {
+            document.epoch += 1;",
         }],
     },
     Mutant {
@@ -357,6 +366,145 @@ pub const LIST: &[Mutant] = &[
         messages.reverse();
     }
     let all",
+        }],
+    },
+    Mutant {
+        name: "message-before-its-start",
+        what: "a queue message that comes before the delivery of a committed start is dropped",
+        edits: &[Edit {
+            file: "src/turn/park.rs",
+            find: "message.orphan_since.is_some_and(came_before)",
+            replace: "message.orphan_since.is_some_and(|found| came_before(found) || (MUTANT && !starts.is_empty()))",
+        }],
+    },
+    Mutant {
+        name: "children-of-the-past",
+        what: "a deletion asks a region that may lag for the children of what it deletes",
+        edits: &[
+            Edit {
+                file: "src/admin/inspect.rs",
+                find: "let statement = queries::CHILDREN.statement().bind_list(\"@parents\", parents).authoritative();",
+                replace: "let statement = queries::CHILDREN.statement().bind_list(\"@parents\", parents);
+    let statement = if MUTANT { statement } else { statement.authoritative() };",
+            },
+            Edit {
+                file: "src/admin/inspect.rs",
+                find: "let statement = queries::WHOLE_CHILDREN.statement().bind_list(\"@parents\", parents).authoritative();",
+                replace: "let statement = queries::WHOLE_CHILDREN.statement().bind_list(\"@parents\", parents);
+    let statement = if MUTANT { statement } else { statement.authoritative() };",
+            },
+            Edit {
+                file: "src/admin/inspect.rs",
+                find: "let statement = queries::DEPENDENTS.statement().bind_list(\"@parents\", parents).authoritative();",
+                replace: "let statement = queries::DEPENDENTS.statement().bind_list(\"@parents\", parents);
+    let statement = if MUTANT { statement } else { statement.authoritative() };",
+            },
+        ],
+    },
+    Mutant {
+        name: "renewal-stops",
+        what: "sessions are renewed one after the other, until one of them can't be",
+        edits: &[
+            Edit {
+                file: "src/work/session.rs",
+                find: "let mut extending = extending.buffer_unordered(CONCURRENCY);",
+                replace: "let mut extending = extending.buffer_unordered(if MUTANT { 1 } else { CONCURRENCY });",
+            },
+            Edit {
+                file: "src/work/session.rs",
+                find: "Err(error) => trouble = Some(error),",
+                replace: "Err(error) if MUTANT => return Err(error.into_provider_error(\"renew_session_lock\")),
+            Err(error) => trouble = Some(error),",
+            },
+        ],
+    },
+    Mutant {
+        name: "current-execution-pruned",
+        what: "a pruning takes executions that began after it had read which one is the current one",
+        edits: &[
+            Edit {
+                file: "src/admin/prune.rs",
+                find: "let below = first_kept(engine, document, options.keep_last).await?;",
+                replace: "let mut below = first_kept(engine, document, options.keep_last).await?;
+    if MUTANT && below == document.execution {
+        below = 1 << 40;
+    }",
+            },
+            Edit {
+                file: "src/admin/prune.rs",
+                find: "page.readable().into_iter().filter(|past| may_go(past, options)) {",
+                replace: "page.readable().into_iter().filter(|past| may_go(past, options)) {
+            if MUTANT && past.execution == document.execution {
+                continue;
+            }",
+            },
+        ],
+    },
+    Mutant {
+        name: "continued-has-ended",
+        what: "an instance between two executions counts as one that has ended",
+        edits: &[Edit {
+            file: "src/model/documents.rs",
+            find: "        matches!(status, COMPLETED | FAILED)
+",
+            replace: "        matches!(status, COMPLETED | FAILED) || (MUTANT && status == CONTINUED)
+",
+        }],
+    },
+    Mutant {
+        name: "document-of-the-claim",
+        what: "the commit of a large turn writes over what others have written to the instance's document",
+        edits: &[Edit {
+            file: "src/turn/commit.rs",
+            find: "                    plan.document =
+                        plan::plan_document(engine, &handle.partition, &handle.token, state, ack, older.clone())
+                            .map_err(|unplannable| refuse(handle, unplannable))?;",
+            replace: "                    if !MUTANT {
+                        plan.document =
+                            plan::plan_document(engine, &handle.partition, &handle.token, state, ack, older.clone())
+                                .map_err(|unplannable| refuse(handle, unplannable))?;
+                    }",
+        }],
+    },
+    Mutant {
+        name: "owed-message-deleted",
+        what: "a deletion takes messages along that its instances owe to others",
+        edits: &[Edit {
+            file: "src/admin/delete.rs",
+            find: "plan.while_it_goes_on(deliver_owed(engine, &owed, set.gives_up)).await {",
+            replace: "plan.while_it_goes_on(deliver_owed(engine, if MUTANT { &[] } else { &owed }, set.gives_up)).await {",
+        }],
+    },
+    Mutant {
+        name: "next-start-by-clocks",
+        what: "whether a start is for the deleted instance or the next one is told by the clocks of the processes",
+        edits: &[Edit {
+            file: "src/admin/erase.rs",
+            find: "if self.written_at < decision.after || self.written_at > decision.by {",
+            replace: "if MUTANT {
+            return is_made_after();
+        }
+        if self.written_at < decision.after || self.written_at > decision.by {",
+        }],
+    },
+    Mutant {
+        name: "parent-not-told",
+        what: "the parent of a child whose turn can't be stored does not hear of its failure",
+        edits: &[Edit {
+            file: "src/turn/commit.rs",
+            find: "    failure::tell_parent(engine, &state, &mut ack).await.map_err(|error| error.into_provider_error(OPERATION))?;",
+            replace: "    if !MUTANT {
+        failure::tell_parent(engine, &state, &mut ack).await.map_err(|error| error.into_provider_error(OPERATION))?;
+    }",
+        }],
+    },
+    Mutant {
+        name: "namesake-deleted",
+        what: "a bulk deletion takes whatever has the name of an instance that it has chosen",
+        edits: &[Edit {
+            file: "src/admin/plan.rs",
+            find: "        is_same && (!self.has_ended",
+            replace: "        MUTANT || is_same && (!self.has_ended",
         }],
     },
 ];

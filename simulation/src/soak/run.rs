@@ -174,7 +174,7 @@ impl Soak {
         let provider = self.site.provider("auditor").await?;
         let client = Client::new(provider.clone());
         let mut broken = inventory.passing();
-        broken.extend(inventory.faults(&fates, &self.register.pruned(), true));
+        broken.extend(inventory.faults(&fates, true));
         broken.extend(audit::endings(&client, &fates).await);
         broken.extend(audit::counters(&provider, &inventory).await);
         provider.shutdown().await;

@@ -42,8 +42,6 @@ pub struct Register(Mutex<Entries>);
 #[derive(Debug, Default)]
 struct Entries {
     families: BTreeMap<String, Family>,
-    /// Instances that were pruned.
-    pruned: BTreeSet<String>,
     /// Instances that were looked at and deleted.
     gone: BTreeSet<String>,
 }
@@ -55,9 +53,6 @@ impl Register {
         self.with(|entries| {
             let family = Family { name: name.to_owned(), fates, done: None, condemned: false };
             entries.families.insert(name.to_owned(), family);
-            if matches!(errand, Errand::Prune(_)) {
-                entries.pruned.insert(name.to_owned());
-            }
         });
     }
 
@@ -112,11 +107,6 @@ impl Register {
             let there = entries.families.values().flat_map(|family| family.fates.clone());
             there.chain(entries.gone.iter().map(|name| (name.clone(), Fate::Gone))).collect()
         })
-    }
-
-    /// Instances that were pruned.
-    pub fn pruned(&self) -> BTreeSet<String> {
-        self.with(|entries| entries.pruned.clone())
     }
 
     fn with<R>(&self, use_it: impl FnOnce(&mut Entries) -> R) -> R {
@@ -186,6 +176,8 @@ fn kind(errand: &Errand) -> &'static str {
         Errand::DeleteAndRunAgain(..) => "deleted and run again",
         Errand::DeleteRunning { .. } => "deleted while running",
         Errand::Prune(_) => "pruned",
+        Errand::Chain { .. } => "pruned while running",
+        Errand::Restart(_) => "run again and again",
         Errand::Poison => "poison",
         Errand::Bank(_) => "bank",
     }

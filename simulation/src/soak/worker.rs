@@ -48,6 +48,7 @@ pub fn setup(place: usize) -> Setup {
         session_lock: Duration::from_secs(5),
         long_poll: Duration::from_secs(if place.is_multiple_of(2) { 30 } else { 2 }),
         max_attempts: 40,
+        sessions: 10,
     }
 }
 

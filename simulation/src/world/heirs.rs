@@ -1,10 +1,12 @@
 //! The last act: everything has ended, and retention takes all of it away, though those who do that die at it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use duroxide_cosmos::{CosmosDBProviderConfig, Retention};
+use duroxide::providers::{InstanceFilter, ProviderAdmin};
+use duroxide_cosmos::CosmosDBProviderConfig;
 
+use super::admins::with_retention;
 use super::World;
 use crate::audit;
 use crate::fate::Doom;
@@ -33,11 +35,23 @@ impl World {
         self.doom().clients.clear();
         let patience = self.now + PATIENCE;
         loop {
-            let (config, account) = (self.heirs_config(), self.account.clone());
+            let (config, account, is_put_off) = (self.heirs_config(), self.account.clone(), self.plan.has_retention());
             let counted = self.aside(async move {
                 let provider = worker::open(&account, "last heir", &config).await;
                 // What could not be done is seen below.
                 let _ = provider.retire().await;
+                if is_put_off {
+                    // Retention looks again after ten minutes at a tree that it found running.
+                    let _ = provider.delete_instance_bulk(InstanceFilter::default()).await;
+                }
+                // A child that began after its parent was deleted is in no tree: an operator deletes it by its name.
+                let left = provider.list_instances().await.unwrap_or_default();
+                for instance in &left {
+                    let parent = provider.get_parent_id(instance).await.ok().flatten();
+                    if parent.is_some_and(|parent| !left.contains(&parent)) {
+                        let _ = provider.delete_instance(instance, false).await;
+                    }
+                }
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 let broken = audit::counters(&provider, &audit::Inventory::default()).await;
                 let broken = broken.or(audit::losses(&provider).await);
@@ -46,7 +60,7 @@ impl World {
             })?;
             let inventory = self.inventory();
             let mut left = inventory.passing();
-            left.extend(inventory.faults(&BTreeMap::new(), &BTreeSet::new(), true));
+            left.extend(inventory.faults(&BTreeMap::new(), true));
             left.extend(counted);
             match left.into_iter().next() {
                 None => return Ok(()),
@@ -73,8 +87,6 @@ impl World {
     }
 
     fn heirs_config(&mut self) -> CosmosDBProviderConfig {
-        let soon = Duration::ZERO;
-        let all = Retention::default().with_completed(soon).with_failed(soon).with_cancelled(soon);
-        self.config().with_retention(all)
+        with_retention(self.config(), Duration::ZERO)
     }
 }
