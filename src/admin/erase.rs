@@ -10,7 +10,7 @@
 
 use super::{
     metrics,
-    plan::{Patience, CONCURRENCY},
+    plan::{is_deleted, Patience, CONCURRENCY},
     Documents,
 };
 use crate::{
@@ -19,7 +19,7 @@ use crate::{
         kind, Deleting, DeliveredDocument, DocumentId, InstanceDocument, MessageDocument, Millis, Partition, Sealed,
     },
     store::{batch::MAX_OPERATIONS, or_default, queries, BatchOutcome, Operation, StoreError, Versioned},
-    turn::instance_id,
+    turn::{instance_id, release::read_latest},
 };
 use azure_core::http::Etag;
 use duroxide::providers::DeleteInstanceResult;
@@ -120,6 +120,14 @@ struct Row {
     starts: bool,
     #[serde(default, deserialize_with = "or_default")]
     delivered: bool,
+    /// Of a start: the instance that has sent it, and which of that name.
+    #[serde(default, deserialize_with = "or_default")]
+    sender: Option<String>,
+    #[serde(default, deserialize_with = "or_default")]
+    born: Option<String>,
+    /// The sender of a contested start is still there.
+    #[serde(skip)]
+    has_sender: bool,
     /// When the service took it, in seconds.
     #[serde(rename = "_ts", default)]
     written_at: u64,
@@ -134,14 +142,42 @@ impl Row {
     }
 
     /// Whether it came after the deletion was decided. The service's time tells, as far as it does. Within the seconds of the
-    /// decision a start of a client counts as later, so that none is lost; for other messages the order of the processes'
-    /// clocks decides.
+    /// decision a start of a client counts as later, and so does one whose sender is still there, so that none is lost. For
+    /// other messages the order of the processes' clocks decides.
     fn is_after(&self, decision: &Decision) -> bool {
-        let is_made_after = || self.seq.as_ref().is_some_and(|seq| *seq > decision.mark.before);
-        if self.written_at < decision.after || self.written_at > decision.by {
+        if !self.is_within(decision) {
             return self.written_at > decision.by;
         }
-        (self.starts && self.is_from_outside()) || is_made_after()
+        (self.starts && self.is_from_outside()) || self.has_sender || self.is_made_after(decision)
+    }
+
+    /// Whether it was written within the seconds of the decision.
+    fn is_within(&self, decision: &Decision) -> bool {
+        (decision.after..=decision.by).contains(&self.written_at)
+    }
+
+    fn is_made_after(&self, decision: &Decision) -> bool {
+        self.seq.as_ref().is_some_and(|seq| *seq > decision.mark.before)
+    }
+
+    /// Whether only its sender tells if it is for the next instance: a start has its place in the queue since the turn that
+    /// sends it was planned, and may be delivered after the decision.
+    fn is_contested(&self, decision: &Decision) -> bool {
+        self.is_message() && self.starts && self.delivered && self.is_within(decision) && !self.is_made_after(decision)
+    }
+
+    /// Whether the instance that has sent it is there, and is not deleted. It may wait for the end of the instance that
+    /// the start begins.
+    async fn is_from_one_that_is_there(&self, engine: &Arc<Engine>) -> Result<bool, StoreError> {
+        let sender = self.sender.as_deref().and_then(|sender| Partition::instance(sender).ok());
+        let Some(sender) = sender else { return Ok(false) };
+        let found = match read_latest(engine, &sender, engine.deadline()).await {
+            Ok(found) => found.filter(|found| Some(&found.document.born) == self.born.as_ref()),
+            Err(StoreError::Malformed { .. }) => return Ok(true),
+            Err(error) => return Err(error),
+        };
+        let Some(found) = found else { return Ok(false) };
+        Ok(!is_deleted(engine, &found.document, engine.deadline()).await?)
     }
 
     /// Whether it follows a start that is for the next instance, and so is for that one, too.
@@ -238,7 +274,7 @@ async fn empty(
     let (partition, mut etag) = (&found.document.instance_id, found.etag.clone());
     let mut document = found.document.clone();
     document.keep_service_times();
-    let (next, mut rows) = tell_apart(contents(engine, partition).await?, decision);
+    let (next, mut rows) = tell_apart(contents(engine, partition, decision).await?, decision);
     // A marker outlives its instance: what it marks may be delivered again, as long as the sender has its intent.
     rows.retain(|row| !matches!(row.kind.as_str(), kind::INSTANCE | kind::DELIVERED));
     let documents = rows.len();
@@ -272,8 +308,13 @@ fn tell_apart(rows: Vec<Row>, decision: &Decision) -> (Vec<Row>, Vec<Row>) {
     rows.into_iter().partition(|row| row.is_for_the_next(decision) || follows(row))
 }
 
-async fn contents(engine: &Engine, partition: &Partition) -> Result<Vec<Row>, StoreError> {
-    engine.store.query_partition(partition, queries::CONTENTS.statement().authoritative(), engine.per_page()).await
+async fn contents(engine: &Arc<Engine>, partition: &Partition, decision: &Decision) -> Result<Vec<Row>, StoreError> {
+    let statement = queries::CONTENTS.statement().authoritative();
+    let mut rows: Vec<Row> = engine.store.query_partition(partition, statement, engine.per_page()).await?;
+    for row in rows.iter_mut().filter(|row| row.is_contested(decision)) {
+        row.has_sender = row.is_from_one_that_is_there(engine).await?;
+    }
+    Ok(rows)
 }
 
 enum Deleted {
@@ -309,8 +350,8 @@ async fn delete_with(
 
 /// Deletes messages and activities that came between the last look and the end, or that it did not show, unless there is a new instance, which
 /// they may be for.
-async fn sweep_late(engine: &Engine, partition: &Partition, decision: &Decision) -> Result<(), StoreError> {
-    let rows = contents(engine, partition).await?;
+async fn sweep_late(engine: &Arc<Engine>, partition: &Partition, decision: &Decision) -> Result<(), StoreError> {
+    let rows = contents(engine, partition, decision).await?;
     if rows.iter().any(|row| row.kind == kind::INSTANCE) {
         return Ok(());
     }

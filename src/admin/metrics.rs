@@ -30,7 +30,7 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use tracing::{debug, warn};
+use tracing::{debug, error, warn};
 
 /// Fewer finished instances than that are left to be summed up; more would make every call dear.
 const WORTH_SEALING: usize = 50;
@@ -106,8 +106,9 @@ async fn system(engine: &Arc<Engine>) -> Result<SystemMetrics, StoreError> {
         open = open_instances(engine, deadline).await?;
     }
     let counters = counters.map_or_else(CountersDocument::new, |counters| counters.document);
-    // Sealing is housekeeping: it must not keep a caller from its answer.
-    if open.rows.iter().filter(|row| row.is_to_be_sealed()).count() >= WORTH_SEALING {
+    // Sealing is housekeeping: it must not keep a caller from its answer. A note that its sealer has left is settled with it.
+    let is_left = !counters.sealing.is_empty() && !is_leased(engine, &counters);
+    if is_left || open.rows.iter().filter(|row| row.is_to_be_sealed()).count() >= WORTH_SEALING {
         seal_soon(engine);
     }
     sum(engine, &counters, &open, deadline).await
@@ -136,6 +137,18 @@ async fn open_instances(engine: &Engine, deadline: Deadline) -> Result<Open, Sto
 async fn read_counters(engine: &Engine, deadline: Deadline) -> Result<Option<Versioned<CountersDocument>>, StoreError> {
     let (partition, id) = (CountersDocument::partition(), CountersDocument::document_id());
     engine.store.read(&partition, &id, Freshness::Authoritative, deadline).await
+}
+
+/// The counters, for a deletion that is decided: none where they can't be read. The deletion goes on, since nobody could
+/// use the names of its instances otherwise; the counters keep their figures.
+async fn counters_to_change(engine: &Engine) -> Result<Option<Versioned<CountersDocument>>, StoreError> {
+    match read_counters(engine, engine.deadline()).await {
+        Err(StoreError::Malformed { detail }) => {
+            error!(detail, "the counters can't be read: deleted instances stay in the metrics");
+            Ok(None)
+        }
+        read => read,
+    }
 }
 
 async fn sum(
@@ -222,7 +235,13 @@ async fn seal_all(engine: &Arc<Engine>) -> Result<(), StoreError> {
 }
 
 fn sealed_by_another(engine: &Engine, counters: &CountersDocument, who: &str) -> bool {
-    counters.sealer.as_ref().is_some_and(|sealer| sealer.token != who && sealer.until > engine.now())
+    is_leased(engine, counters) && counters.sealer.as_ref().is_some_and(|sealer| sealer.token != who)
+}
+
+/// Whether somebody seals. A lease that ends later than any that begins now is that of a clock which is ahead.
+fn is_leased(engine: &Engine, counters: &CountersDocument) -> bool {
+    let (now, longest) = (engine.now(), millis(LEASE).saturating_mul(2));
+    counters.sealer.as_ref().is_some_and(|sealer| sealer.until > now && sealer.until <= now + longest)
 }
 
 /// The counters, made where there are none.
@@ -423,7 +442,7 @@ pub(super) async fn note_leaving(
     let _alone = engine.counting.lock().await;
     let (mut marked, nothing) = (marked, Documents::new());
     loop {
-        let counters = read_counters(engine, engine.deadline()).await?;
+        let counters = counters_to_change(engine).await?;
         let leaving = leaving(engine, partitions, verdict, marked).await?;
         let Some(Versioned { document, etag }) = counters else { return Ok(leaving) };
         let (next, full) = noted(&document, &leaving.instances);
@@ -445,13 +464,13 @@ pub(super) async fn note_leaving(
     }
 }
 
-/// Seals in the note that some of the leaving can still take, of which the counters hold something: they are taken first, since a note that they
-/// leave is in their place.
+/// Seals in the note that some of the leaving can still take. They are taken first: a seal that nobody has taken when its instance is erased
+/// would count as if it were.
 fn contested(counters: &CountersDocument, leaving: &[Versioned<InstanceDocument>]) -> BTreeMap<String, Sealing> {
     let seal = |document: &InstanceDocument| {
         let id = document.instance_id.as_str();
         let step = counters.sealing.get(id).filter(|step| step.now.is_some() && step_is_open(document, step))?;
-        document.sealed.as_ref().map(|_| (id.to_owned(), step.clone()))
+        Some((id.to_owned(), step.clone()))
     };
     leaving.iter().filter_map(|found| seal(&found.document)).collect()
 }
@@ -526,7 +545,7 @@ pub(super) async fn count_out(engine: &Engine, erased: &HashMap<Partition, Optio
     if erased.values().all(Option::is_none) {
         return Ok(());
     }
-    let Some(counters) = read_counters(engine, engine.deadline()).await? else { return Ok(()) };
+    let Some(counters) = counters_to_change(engine).await? else { return Ok(()) };
     let erased: HashMap<&str, &Option<Sealed>> = erased.iter().map(|(id, was)| (id.as_str(), was)).collect();
     let leaving = |(id, step): (&String, &Sealing)| {
         let ours = step.now.is_none() && erased.get(id.as_str()).is_some_and(|was| **was == step.was);

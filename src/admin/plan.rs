@@ -26,6 +26,7 @@ use super::{
 use crate::{
     engine::Engine,
     model::{Deleting, InstanceDocument, Millis, Partition, PlanDocument, Verdict},
+    skew::Skew,
     store::{BatchOutcome, Deadline, Freshness, Operation, StoreError, Versioned, WriteOutcome},
     turn::{instance_id, release::read_latest, staging},
 };
@@ -46,6 +47,8 @@ pub(crate) const UNDO_AFTER: Millis = 30_000;
 /// How long it has before another deletion of the same instance gives it up, and how often that one looks.
 const GIVE_WAY_AFTER: Millis = 3_000;
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Clocks that are right differ by less.
+const SKEW: Millis = 5_000;
 /// How often whoever goes on with a plan says so.
 const BEAT_EVERY: Duration = Duration::from_secs(1);
 /// When a poll meets the mark of an instance other than the coordinator, should nobody have met it before. It is late, since
@@ -773,6 +776,24 @@ pub(crate) async fn deleted_among(
     Ok(deleted)
 }
 
+/// Whether nobody has gone on with a plan that is not decided for as long as `old`.
+///
+/// The coordinator's `due` tells by the clock of the process that makes the plan. That may be an operator's, and be off by
+/// days. So the service's time is asked for, which costs two requests, before a plan is given up, and where `due` is
+/// further ahead than a clock that is right puts it.
+async fn is_abandoned(engine: &Engine, theirs: &Theirs, old: Millis) -> Result<bool, StoreError> {
+    if old == 0 {
+        return Ok(true);
+    }
+    let now = engine.now();
+    let is_late = theirs.due.saturating_add(old) <= now + UNDO_AFTER;
+    if !is_late && theirs.due <= now + UNDO_AFTER + SKEW {
+        return Ok(false);
+    }
+    let written_by = theirs.written_at.saturating_mul(1_000) + 999;
+    Ok(written_by.saturating_add(old) <= Skew::measure(engine).await?.now(engine))
+}
+
 /// Goes on with the plan behind an instance's mark, or gives it up where it is not decided and is `old`: for this instance at
 /// once, for a large plan a little at a time. Whether there was anything to do.
 pub(crate) async fn recover(
@@ -791,8 +812,7 @@ pub(crate) async fn recover(
     let patience = Patience::Until(Deadline::after(RECOVERY_TIME));
     match theirs.mark.verdict {
         Verdict::Open => {
-            // `due` is when anybody may give it up.
-            if theirs.due + old > engine.now() + UNDO_AFTER {
+            if !is_abandoned(engine, &theirs, old).await? {
                 return Ok(false);
             }
             give_up(engine, &coordinator, &mark.plan).await?;

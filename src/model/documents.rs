@@ -528,6 +528,9 @@ pub(crate) struct MessageDocument {
     /// Which instance of a name it concerns: of a start, the one that sent it; of any other message, the one it is for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) born: Option<String>,
+    /// Of a start that another instance has sent: that instance.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) sender: Option<String>,
     /// When a worker found this queue message and neither an instance nor a start for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) orphan_since: Option<Millis>,
@@ -602,9 +605,21 @@ impl MessageDocument {
             starts: false,
             delivered: false,
             born: None,
+            sender: None,
             orphan_since: None,
             item,
             unknown: Unknown::default(),
+        }
+    }
+
+    /// Says that an instance has sent it to another one, and which instance of the receiver's name it is for. A start
+    /// says instead who has sent it, so that its end is told to nobody else.
+    pub(crate) fn send(&mut self, sender: &InstanceDocument, receiver: Option<String>) {
+        self.delivered = true;
+        self.born = receiver;
+        if self.starts {
+            self.born = Some(sender.born.clone());
+            self.sender = sender.instance_id.instance_id().map(ToOwned::to_owned);
         }
     }
 

@@ -20,6 +20,8 @@ pub(crate) struct EnclosedMessage {
     delivered: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     born: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    sender: Option<String>,
     item: String,
     /// Fields of a newer version.
     #[serde(flatten)]
@@ -37,8 +39,9 @@ impl InstanceDocument {
         if message.item.len() > EnclosedMessage::MAX_BYTES || message.attempts > 0 {
             return false;
         }
-        let MessageDocument { id, due, seq, created_at, starts, delivered, born, item, unknown, .. } = message.clone();
-        let enclosed = EnclosedMessage { id, due, seq, created_at, starts, delivered, born, item, unknown };
+        let MessageDocument { id, due, seq, created_at, starts, delivered, born, sender, item, unknown, .. } =
+            message.clone();
+        let enclosed = EnclosedMessage { id, due, seq, created_at, starts, delivered, born, sender, item, unknown };
         self.enclosed = Some(Box::new(enclosed));
         true
     }
@@ -50,11 +53,10 @@ impl InstanceDocument {
 
     /// The message that is in it.
     pub(crate) fn enclosed_message(&self) -> Option<MessageDocument> {
-        let EnclosedMessage { id, due, seq, created_at, starts, delivered, born, item, unknown } =
+        let EnclosedMessage { id, due, seq, created_at, starts, delivered, born, sender, item, unknown } =
             *self.enclosed.clone()?;
-        let mut message = MessageDocument::with_item(self.instance_id.clone(), id, item, seq, created_at, due);
-        (message.starts, message.delivered, message.born, message.unknown) = (starts, delivered, born, unknown);
-        Some(message)
+        let message = MessageDocument::with_item(self.instance_id.clone(), id, item, seq, created_at, due);
+        Some(MessageDocument { starts, delivered, born, sender, unknown, ..message })
     }
 
     /// Takes the message out: it is consumed, or written as a document of its own in the same batch.
@@ -78,7 +80,7 @@ mod tests {
         let item = WorkItem::ExternalRaised { instance: "i".into(), name: "e".into(), data: "d".repeat(bytes) };
         let partition = Partition::instance("i").unwrap();
         let mut message = MessageDocument::new(partition, "e:1", &item, "000001".into(), 7, 8).unwrap();
-        (message.delivered, message.born) = (true, Some("abc".into()));
+        (message.delivered, message.born, message.sender) = (true, Some("abc".into()), Some("s".into()));
         message
     }
 

@@ -9,6 +9,7 @@
 //! left waits for another start.
 
 use crate::{
+    admin::delete,
     engine::Engine,
     model::{item, InstanceDocument, MessageDocument, Partition},
     store::{batch, queries, BatchOutcome, Deadline, Operation, StoreError, Versioned},
@@ -89,6 +90,15 @@ pub(super) async fn discard(engine: &Arc<Engine>, instance: &str) -> Result<bool
         // Where a batch was done and its answer lost, the start is gone by now.
         if queue.start(instance).is_none() {
             return Ok(has_begun);
+        }
+        if let Some(found) = queue.document.as_ref().filter(|found| found.document.deleting.is_some()) {
+            // Its document may be the one that says of other instances that they are deleted: it goes last.
+            if deadline.passed() || !delete::recover(engine, &found.document, delete::UNDO_AFTER, deadline).await? {
+                let detail = "a deletion of the instance is under way: look again in a moment".to_owned();
+                return Err(StoreError::Unavailable { detail });
+            }
+            engine.cache.forget(&partition);
+            continue;
         }
         if queue.document.as_ref().is_some_and(|found| !found.document.is_shell()) {
             let detail = "a worker has begun its first turn and not committed it: look again in a moment".to_owned();

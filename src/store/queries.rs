@@ -267,8 +267,10 @@ pub(crate) const OF_EXECUTIONS: QueryText = QueryText::within(
 );
 
 /// Every document of a partition, with what an erasure must know of it.
-pub(crate) const CONTENTS: QueryText =
-    QueryText::within("contents", "SELECT c.id, c._etag, c._ts, c.type, c.due, c.seq, c.starts, c.delivered FROM c");
+pub(crate) const CONTENTS: QueryText = QueryText::within(
+    "contents",
+    "SELECT c.id, c._etag, c._ts, c.type, c.due, c.seq, c.starts, c.delivered, c.sender, c.born FROM c",
+);
 
 /// What turns are made of, oldest first: messages, half-finished instances, intents. What has no slot is anybody's. Of instances only those
 /// that are due already: most of the others are locked until then. Index: `due`, `type`.

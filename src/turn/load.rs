@@ -2,7 +2,7 @@
 
 use super::{
     cache::Contents,
-    unknown::{self, UnknownMessage},
+    unknown::{self, UnknownMessages},
 };
 use crate::{
     engine::Engine,
@@ -38,8 +38,8 @@ impl Sight {
 /// The contents of an instance's partition, as a turn needs them.
 pub(crate) struct Loaded {
     pub(crate) messages: Vec<Versioned<MessageDocument>>,
-    /// Messages whose documents can't be read.
-    pub(super) unknown: Vec<UnknownMessage>,
+    /// Messages that can't be read.
+    pub(super) unknown: UnknownMessages,
     /// There are more messages than go into one turn.
     pub(crate) more: bool,
     pub(crate) contents: Result<Contents, String>,
@@ -76,7 +76,8 @@ pub(crate) async fn load(
         false => Freshness::Session,
     };
     if let Some(contents) = warm {
-        let mut loaded = Loaded { messages: Vec::new(), unknown: Vec::new(), more: false, contents: Ok(contents) };
+        let mut loaded =
+            Loaded { messages: Vec::new(), unknown: UnknownMessages::default(), more: false, contents: Ok(contents) };
         add_visible_messages(engine, partition, now, sight, (freshness, patience), &mut loaded).await?;
         return Ok(loaded);
     }
@@ -99,7 +100,7 @@ pub(crate) async fn load(
 #[derive(Default)]
 struct Sorted {
     messages: Vec<Versioned<MessageDocument>>,
-    unknown: Vec<UnknownMessage>,
+    unknown: UnknownMessages,
     more: bool,
     history: Vec<HistoryDocument>,
     kv: BTreeMap<String, KvDocument>,
@@ -129,7 +130,8 @@ impl Sorted {
             Some(broken) => Err(broken),
             None => events(self.history).map(|(history, text)| Contents::new(history, text, Some(self.kv), consumed)),
         };
-        Loaded { messages: self.messages, unknown: self.unknown, more: self.more, contents }
+        let more = self.more || self.unknown.more;
+        Loaded { messages: self.messages, unknown: self.unknown, more, contents }
     }
 }
 
@@ -160,6 +162,7 @@ async fn add_visible_messages(
         starts.into_iter().for_each(|row| unknown::take_in(row, messages, unknown));
         *messages = in_order(std::mem::take(messages), more);
     }
+    *more |= unknown.more;
     Ok(())
 }
 
@@ -280,7 +283,7 @@ mod tests {
             let event = |id| Event::with_event_id(id, "a", 1, None, duroxide::EventKind::TimerFired { fire_at_ms: 0 });
             let contents =
                 Contents::new(ids.map(event).collect::<Vec<_>>(), 0, Some(BTreeMap::new()), Marks::default());
-            Loaded { messages: Vec::new(), unknown: Vec::new(), more: false, contents: Ok(contents) }
+            Loaded { messages: Vec::new(), unknown: UnknownMessages::default(), more: false, contents: Ok(contents) }
         };
         let mut events = EventSet::default();
         assert_eq!(history(1..1).lacks(&events), None);

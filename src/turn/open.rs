@@ -8,7 +8,9 @@ use super::{
     claim::{Claimed, Ours},
     instance_id,
     load::{self, Loaded, Sight},
-    park, release, staging, unknown, Phase, TurnHandle, TurnState,
+    park, release, staging,
+    unknown::{self, UnknownMessages},
+    Phase, TurnHandle, TurnState,
 };
 use crate::{
     dispatch::OrchestrationHint,
@@ -138,7 +140,7 @@ async fn contents_of(
         }
         let mut more = false;
         let messages = load::in_order(messages, &mut more);
-        return Ok(Loaded { messages, unknown: Vec::new(), more, contents: Ok(contents.clone()) });
+        return Ok(Loaded { messages, unknown: UnknownMessages::default(), more, contents: Ok(contents.clone()) });
     }
     engine.dispatch.asked(&hint.partition);
     let is_warm = warm.is_some();

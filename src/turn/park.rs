@@ -20,7 +20,7 @@ use super::{
     claim::Ours,
     instance_id,
     load::{self, Loaded, Sight},
-    open, release, unknown,
+    open, release,
 };
 use crate::{
     engine::Engine,
@@ -65,7 +65,7 @@ pub(super) async fn park(
         let warm = Some(load::nothing());
         let next = load::load(engine, &partition, ours.document.execution, warm, engine.now(), (Sight::Visible, false))
             .await?;
-        let has_turn = next.messages.iter().any(|m| m.document.starts) || unknown::any(&next);
+        let has_turn = next.messages.iter().any(|m| m.document.starts) || !next.unknown.is_empty();
         if has_turn {
             let first = next.messages.first().map(|message| message.document.seq.clone());
             engine.dispatch.offer_rest(&partition, first.unwrap_or_default());

@@ -447,9 +447,7 @@ impl Planner<'_> {
                 self.add_limited(Operation::create(&message)?, MessageDocument::MAX_BYTES, name)?;
                 continue;
             }
-            message.delivered = true;
-            // A start says who sent it, so that its end is told to nobody else; other messages say whom they are for.
-            message.born = if message.starts { Some(sender.born.clone()) } else { sender.born_of(instance) };
+            message.send(sender, sender.born_of(instance));
             let document = serde_json::to_value(&message).map_err(StoreError::unwritable)?;
             let takeover = self.engine.clock.after(self.engine.config.reconciler_age_threshold());
             let intent =

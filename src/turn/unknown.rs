@@ -1,7 +1,8 @@
 //! Messages that this version can't read: of a kind that only a newer duroxide knows, or in a document that makes no sense.
 //!
 //! Such a message stays in the queue for a version that knows it, and the turn runs on the others. It gets a later `due`, so that polls of
-//! this version do not find it all the time: as far ahead as it is old, a minute at most. No attempt is counted for it.
+//! this version do not find it all the time: as far ahead as it is old, a minute at most. No attempt is counted for it. A claim puts off
+//! one batch of them at most, so that thousands neither hide the others nor keep their turn from running.
 //!
 //! Invariant: a batch that puts messages off is conditional on the claim, and on each message being the one that was loaded. Apart from `due`
 //! their documents stay as they are. Crash points: before a batch nothing has happened; after it the lock expires as after any claim.
@@ -10,7 +11,7 @@ use super::{claim::Ours, instance_id, load::Loaded, open, release};
 use crate::{
     engine::Engine,
     model::{DocumentId, MessageDocument, Millis},
-    store::{BatchOutcome, Operation, StoreError, Versioned},
+    store::{batch, BatchOutcome, Operation, StoreError, Versioned},
 };
 use azure_core::http::Etag;
 use duroxide::providers::WorkItem;
@@ -21,6 +22,8 @@ use tracing::warn;
 /// It is put off by so much at least and at most.
 const SHORTEST: Millis = 1_000;
 const LONGEST: Millis = 60_000;
+/// So many are put off by one claim: with the instance's document they make one batch. The next claim meets the rest.
+const AT_ONCE: usize = batch::MAX_OPERATIONS - 1;
 
 /// A message that this version can't read.
 pub(super) struct UnknownMessage {
@@ -40,20 +43,42 @@ impl UnknownMessage {
     }
 }
 
-/// Takes a row in: as a message, or as one that can't be read. One without id or ETag is no document.
-pub(super) fn take_in(row: Value, messages: &mut Vec<Versioned<MessageDocument>>, unknown: &mut Vec<UnknownMessage>) {
-    let Some(etag) = row.get("_etag").and_then(Value::as_str).map(|etag| Etag::from(etag.to_owned())) else { return };
-    match MessageDocument::deserialize(&row) {
-        Ok(document) => messages.push(Versioned { document, etag }),
-        Err(error) => unknown.extend(UnknownMessage::new(row, etag, error.to_string())),
+/// The messages of a queue that can't be read: as many as one claim puts off.
+#[derive(Default)]
+pub(super) struct UnknownMessages {
+    messages: Vec<UnknownMessage>,
+    /// There are others.
+    pub(super) more: bool,
+}
+
+impl UnknownMessages {
+    pub(super) fn is_empty(&self) -> bool {
+        self.messages.is_empty()
+    }
+
+    fn add(&mut self, row: Value, etag: Etag, error: &serde_json::Error) {
+        if self.messages.len() == AT_ONCE {
+            self.more = true;
+            return;
+        }
+        self.messages.extend(UnknownMessage::new(row, etag, error.to_string()));
     }
 }
 
-/// Whether one of some messages can't be read.
-pub(super) fn any(loaded: &Loaded) -> bool {
-    let cant_be_read =
-        |message: &Versioned<MessageDocument>| serde_json::from_str::<WorkItem>(&message.document.item).is_err();
-    !loaded.unknown.is_empty() || loaded.messages.iter().any(cant_be_read)
+/// Takes a row in: as a message, or as one that can't be read. One without id or ETag is no document.
+pub(super) fn take_in(row: Value, messages: &mut Vec<Versioned<MessageDocument>>, unknown: &mut UnknownMessages) {
+    let Some(etag) = row.get("_etag").and_then(Value::as_str).map(|etag| Etag::from(etag.to_owned())) else { return };
+    match read(&row) {
+        Ok(document) => messages.push(Versioned { document, etag }),
+        Err(error) => unknown.add(row, etag, &error),
+    }
+}
+
+/// A message whose document and item can be read.
+fn read(row: &Value) -> serde_json::Result<MessageDocument> {
+    let document = MessageDocument::deserialize(row)?;
+    serde_json::from_str::<WorkItem>(&document.item)?;
+    Ok(document)
 }
 
 /// The work items of the messages that were loaded. Those that can't be read are put off, and are not among the messages any more.
@@ -71,11 +96,11 @@ pub(super) async fn set_aside(
         }
         Err(error) => {
             let row = serde_json::to_value(document).unwrap_or_default();
-            unknown.extend(UnknownMessage::new(row, etag.clone(), error.to_string()));
+            unknown.add(row, etag.clone(), &error);
             false
         }
     });
-    put_off(engine, ours, unknown).await?;
+    put_off(engine, ours, unknown.messages).await?;
     Ok(items)
 }
 
@@ -84,7 +109,7 @@ fn later(created_at: Millis, now: Millis) -> Millis {
     now + now.saturating_sub(created_at).clamp(SHORTEST, LONGEST)
 }
 
-/// Puts messages off, as many at once as a batch takes: a newer version may have sent thousands.
+/// Puts messages off.
 async fn put_off(engine: &Engine, ours: &mut Ours, messages: Vec<UnknownMessage>) -> Result<(), StoreError> {
     let (partition, now) = (ours.document.instance_id.clone(), engine.now());
     let mut operations = Vec::with_capacity(messages.len());

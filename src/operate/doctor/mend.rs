@@ -288,8 +288,7 @@ impl Drafter<'_> {
             .map_err(|e| StoreError::Malformed { detail: e.to_string() })?;
         let mut message =
             MessageDocument::new(target.clone(), &key, item, seq, now, now).map_err(StoreError::unwritable)?;
-        message.delivered = true;
-        message.born = Some(sender.born.clone());
+        message.send(sender, Some(sender.born.clone()));
         let document = serde_json::to_value(&message).map_err(StoreError::unwritable)?;
         let takeover = now.saturating_add(millis(self.engine.config.reconciler_age_threshold()));
         let partition = self.chart.partition.clone();
