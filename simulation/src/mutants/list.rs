@@ -480,11 +480,11 @@ pub const LIST: &[Mutant] = &[
         what: "whether a start is for the deleted instance or the next one is told by the clocks of the processes",
         edits: &[Edit {
             file: "src/admin/erase.rs",
-            find: "if self.written_at < decision.after || self.written_at > decision.by {",
+            find: "if !self.is_within(decision) {",
             replace: "if MUTANT {
-            return is_made_after();
+            return self.is_made_after(decision);
         }
-        if self.written_at < decision.after || self.written_at > decision.by {",
+        if !self.is_within(decision) {",
         }],
     },
     Mutant {
