@@ -10,8 +10,10 @@ use duroxide_cosmos_emulator::{Gate, RequestKind, WireAction, WireAnswer, WireRe
 use scene::*;
 use serde_json::Value;
 use std::{
+    future::Future,
     pin::pin,
     sync::{Arc, Mutex},
+    task::Poll,
     time::Duration,
 };
 use tokio::{sync::mpsc, task::JoinHandle};
@@ -43,24 +45,20 @@ impl Crew {
         let ((send_turn, turns), (send_work, work)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
         let mut waiting = Vec::new();
         for _ in 0..runners {
-            let (provider, send) = (provider.clone(), send_turn.clone());
-            waiting.push(tokio::spawn(async move {
-                while let Ok(turn) = provider.fetch_orchestration_item(LONG, PATIENCE, None).await {
-                    if turn.is_some_and(|turn| send.send(turn).is_err()) {
-                        return;
-                    }
-                }
-            }));
+            let provider = provider.clone();
+            let fetch = move || {
+                let provider = provider.clone();
+                async move { provider.fetch_orchestration_item(LONG, PATIENCE, None).await.ok() }
+            };
+            waiting.push(tokio::spawn(dispatch(fetch, send_turn.clone())));
         }
         for _ in 0..workers {
-            let (provider, send) = (provider.clone(), send_work.clone());
-            waiting.push(tokio::spawn(async move {
-                while let Ok(work) = provider.fetch_work_item(LONG, PATIENCE, None, &TagFilter::Any).await {
-                    if work.is_some_and(|work| send.send(work).is_err()) {
-                        return;
-                    }
-                }
-            }));
+            let provider = provider.clone();
+            let fetch = move || {
+                let provider = provider.clone();
+                async move { provider.fetch_work_item(LONG, PATIENCE, None, &TagFilter::Any).await.ok() }
+            };
+            waiting.push(tokio::spawn(dispatch(fetch, send_work.clone())));
         }
         // Who waits for half a second says so.
         let is_there = |member: &Value| {
@@ -99,6 +97,28 @@ impl Crew {
             waiting.abort();
             waiting.await.expect_err("it waits until it is stopped");
         }
+    }
+}
+
+/// Fetches one thing after the other. A thing is passed on once its dispatcher waits for the next one: a test that has it
+/// knows that somebody waits.
+async fn dispatch<T, F>(fetch: impl Fn() -> F, send: mpsc::UnboundedSender<T>)
+where
+    F: Future<Output = Option<Option<T>>>,
+{
+    let mut last = None;
+    loop {
+        let mut fetching = pin!(fetch());
+        let polled = futures::poll!(&mut fetching);
+        if last.take().is_some_and(|last| send.send(last).is_err()) {
+            return;
+        }
+        let fetched = match polled {
+            Poll::Ready(fetched) => fetched,
+            Poll::Pending => fetching.await,
+        };
+        let Some(fetched) = fetched else { return };
+        last = fetched;
     }
 }
 
