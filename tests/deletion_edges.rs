@@ -9,8 +9,8 @@ use scene::*;
 use serde_json::json;
 use std::{sync::Arc, time::Duration};
 
-/// A start that is delivered after the decision, in the second of the decision. Its `seq` was made when the sender's turn
-/// was planned, so it is "before" the decision although all clocks are one and the same. The parent would wait for ever.
+/// A start has its place in the queue since the turn that sends it was planned. It may be delivered after a deletion is
+/// decided, within the same second. Without it the parent would wait for ever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_child_whose_start_is_delivered_in_the_second_of_the_decision_begins() {
     for _ in 0..20 {
@@ -64,7 +64,7 @@ async fn a_child_whose_start_is_delivered_in_the_second_of_the_decision_begins()
     panic!("the delivery never came within the second of the decision");
 }
 
-/// A start that is removed takes the document of a deletion's coordinator along: what was deleted comes back.
+/// The document that a queued start waits beside may be the one that says of other instances that they are deleted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn removing_a_start_does_not_undo_a_deletion_that_was_decided() {
     let scene = Scene::new(1);
@@ -90,7 +90,7 @@ async fn removing_a_start_does_not_undo_a_deletion_that_was_decided() {
     drop(operator.drop_start("x").await);
     let info = admin(&operator).get_instance_info("y").await;
     assert!(info.is_err(), "a deletion that was decided is undone for y: {info:?}");
-    // Whoever meets it goes on with the deletion.
+    // The next call goes on with the deletion.
     if let Err(error) = admin(&operator).delete_instance("y", false).await {
         assert!(error.message.contains("not found"), "{error:?}");
     }
@@ -98,8 +98,8 @@ async fn removing_a_start_does_not_undo_a_deletion_that_was_decided() {
     assert!(scene.of_kind("x", "plan").await.is_empty(), "{:?}", scene.partition("x").await);
 }
 
-/// A process dies after it has noted what it will seal, as any that is shut down may. What of that is deleted before
-/// somebody seals again counts as if it had been sealed.
+/// A process that is shut down may have noted instances for the counters and not counted them. They are deleted before
+/// another process finishes that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_noted_and_never_sealed_does_not_count_after_its_deletion() {
     const COUNT: u64 = 60;
@@ -129,8 +129,8 @@ async fn what_was_noted_and_never_sealed_does_not_count_after_its_deletion() {
     );
 }
 
-/// The clock of an operator may be off by days. When such a process dies before its deletion is decided, the instance
-/// neither runs nor can be deleted until the others' clocks have come to where its was.
+/// The clock of an operator may be ahead by days. If that process dies before its deletion is decided, nobody waits until
+/// the other clocks have come that far.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deletion_that_died_before_its_decision_is_given_up_whatever_its_clock_said() {
     const WEEK: i64 = 7 * 24 * 3_600_000;
@@ -155,7 +155,7 @@ async fn a_deletion_that_died_before_its_decision_is_given_up_whatever_its_clock
     assert_eq!(deleted.expect("nobody goes on with the first deletion").instances_deleted, 1);
 }
 
-/// One document that can't be read, and that has nothing to do with an instance, keeps every deletion from its end.
+/// All deletions write the one document of the counters. A newer version, or a hand, may have changed it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn counters_that_can_not_be_read_keep_no_instance_from_being_deleted() {
     let scene = Scene::new(1);
@@ -167,7 +167,7 @@ async fn counters_that_can_not_be_read_keep_no_instance_from_being_deleted() {
     });
     scene.container().await.upsert_item("$d:metrics".to_owned(), "counters", &counters, None).await.unwrap();
     let deleted = admin(&worker).delete_instance("i", false).await;
-    // Whatever the call says: it was decided, and the name must be free for the next.
+    // The deletion was decided: the name must be free for the next instance, also if the call failed.
     worker.enqueue_for_orchestrator(start("i"), None).await.unwrap();
     let next = worker.fetch_orchestration_item(LONG, Duration::from_secs(15), None).await.unwrap();
     let (item, ..) = next.unwrap_or_else(|| panic!("the next instance of that name never begins: {deleted:?}"));
@@ -175,7 +175,7 @@ async fn counters_that_can_not_be_read_keep_no_instance_from_being_deleted() {
     assert_eq!(deleted.unwrap().instances_deleted, 1);
 }
 
-/// The clock of an operator may also be behind: by the others' clocks nobody goes on with a deletion that has just begun.
+/// The clock of an operator may also be behind. By other clocks its last sign of life is then long ago.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deletion_that_goes_on_is_not_given_up_whatever_its_clock_says() {
     const TEN_MINUTES: i64 = 10 * 60 * 1_000;

@@ -1,11 +1,14 @@
-//! Messages that this version can't read: of a kind that only a newer duroxide knows, or in a document that makes no sense.
+//! Messages that this version can't read: of a kind that only a newer duroxide knows, or in a damaged document.
 //!
-//! Such a message stays in the queue for a version that knows it, and the turn runs on the others. It gets a later `due`, so that polls of
-//! this version do not find it all the time: as far ahead as it is old, a minute at most. No attempt is counted for it. A claim puts off
-//! one batch of them at most, so that thousands neither hide the others nor keep their turn from running.
+//! Such a message stays in the queue for a version that knows it, and the turn runs on the others. It gets a later
+//! `due`, so that polls of this version do not find it all the time: as far ahead as it is old, a minute at most. No
+//! attempt is counted for it. A claim puts off one batch of them at most, so that thousands neither hide the other
+//! messages nor keep their turn from running.
 //!
-//! Invariant: a batch that puts messages off is conditional on the claim, and on each message being the one that was loaded. Apart from `due`
-//! their documents stay as they are. Crash points: before a batch nothing has happened; after it the lock expires as after any claim.
+//! Invariant: a batch that puts messages off is conditional on the claim, and on each message being the one that was
+//! loaded. Apart from `due` their documents stay as they are.
+//!
+//! Crash points: before a batch nothing has happened; after it the lock expires as after any claim.
 
 use super::{claim::Ours, instance_id, load::Loaded, open, release};
 use crate::{
@@ -81,7 +84,7 @@ fn read(row: &Value) -> serde_json::Result<MessageDocument> {
     Ok(document)
 }
 
-/// The work items of the messages that were loaded. Those that can't be read are put off, and are not among the messages any more.
+/// The work items of the messages that were loaded. Messages that can't be read are put off and leave the list.
 pub(super) async fn set_aside(
     engine: &Engine,
     ours: &mut Ours,
