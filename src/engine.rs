@@ -5,6 +5,7 @@ use crate::{
     dispatch::Dispatch,
     model::{Clock, DocumentId, Millis, Partition, Sequencer},
     orders::Orders,
+    skew::LastSkew,
     store::{Deadline, Freshness, Patience, Store, StoreError},
     turn::{cache::InstanceCache, reads::Reads, staging::Rolls, TurnHandle},
     work::WorkHandle,
@@ -45,6 +46,7 @@ pub(crate) struct Engine {
     pub(crate) sealing: tokio::sync::Mutex<()>,
     /// Held while the counters' note of what is erased is written, so that this process does not race itself.
     pub(crate) counting: tokio::sync::Mutex<()>,
+    pub(crate) skew: LastSkew,
     /// Cancelled when the provider is dropped.
     pub(crate) stopping: CancellationToken,
     pub(crate) tasks: TaskTracker,
@@ -67,6 +69,7 @@ impl Engine {
             retiring: tokio::sync::Mutex::default(),
             sealing: tokio::sync::Mutex::default(),
             counting: tokio::sync::Mutex::default(),
+            skew: LastSkew::default(),
             stopping: CancellationToken::new(),
             tasks: TaskTracker::new(),
             store,

@@ -7,10 +7,32 @@ use crate::{
     store::{Freshness, StoreError},
 };
 use serde::Deserialize;
+use std::time::Duration;
+use tokio::{sync::Mutex, time::Instant};
 
 /// How far the service's clock is ahead of this process's, in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Skew(i64);
+
+/// The skew that this process measured last.
+#[derive(Default)]
+pub(crate) struct LastSkew(Mutex<Option<(Instant, Skew)>>);
+
+impl LastSkew {
+    /// A measurement serves all who ask within this time.
+    const FRESH: Duration = Duration::from_secs(5);
+
+    /// The skew, measured a few seconds ago at most. Callers that come together share one measurement.
+    pub(crate) async fn get(&self, engine: &Engine) -> Result<Skew, StoreError> {
+        let mut last = self.0.lock().await;
+        if let Some((_, skew)) = last.filter(|(at, _)| at.elapsed() < Self::FRESH) {
+            return Ok(skew);
+        }
+        let skew = Skew::measure(engine).await?;
+        *last = Some((Instant::now(), skew));
+        Ok(skew)
+    }
+}
 
 #[derive(Deserialize)]
 struct Stamp {

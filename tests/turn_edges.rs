@@ -156,3 +156,32 @@ async fn no_parked_message_that_cant_be_read_is_forgotten() {
     tokio::time::timeout(PATIENCE, none_is_parked).await.expect("each is visible to a version that knows it");
     assert_eq!(scene.of_kind(NAME, "message").await.len(), MANY);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_enclosed_message_that_cant_be_read_stays_beside_hundreds_of_others() {
+    const MANY: usize = 150;
+    let scene = Scene::new(1);
+    let (a, b) = (scene.provider("a").await, scene.provider_with("b", later(HOUR)).await);
+    begin(&a, NAME, Vec::new(), Vec::new()).await;
+    with_unknown(&scene, &a, MANY).await;
+    // The last of them is in the instance's document: its worker died after an inline claim.
+    let container = scene.container().await;
+    let mut instance = scene.of_kind(NAME, "instance").await.remove(0);
+    let message = scene.of_kind(NAME, "message").await.pop().unwrap();
+    let id = message["id"].as_str().unwrap().to_owned();
+    instance["enclosed"] =
+        ["id", "due", "seq", "createdAt", "item"].map(|name| (name, message[name].clone())).into_iter().collect();
+    instance["due"] = message["due"].clone();
+    container.delete_item(NAME.to_owned(), &id, None).await.unwrap();
+    container.replace_item(NAME.to_owned(), "instance", &instance, None).await.unwrap();
+    a.enqueue_for_orchestrator(external(NAME, "known"), None).await.unwrap();
+    let (item, token, _) = next_turn(&b, LONG).await;
+    assert_eq!(item.messages, [external(NAME, "known")]);
+    commit(&b, &token, vec![note(NAME, 1, 2)], Vec::new(), Vec::new(), running()).await.unwrap();
+    let left = scene.of_kind(NAME, "message").await;
+    assert!(
+        left.iter().any(|message| message["id"] == *id),
+        "the enclosed message is left for a version that knows it"
+    );
+    assert_eq!(left.len(), MANY);
+}

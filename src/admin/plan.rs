@@ -26,7 +26,6 @@ use super::{
 use crate::{
     engine::Engine,
     model::{Deleting, InstanceDocument, Millis, Partition, PlanDocument, Verdict},
-    skew::Skew,
     store::{BatchOutcome, Deadline, Freshness, Operation, StoreError, Versioned, WriteOutcome},
     turn::{instance_id, release::read_latest, staging},
 };
@@ -779,8 +778,8 @@ pub(crate) async fn deleted_among(
 /// Whether nobody has gone on with a plan that is not decided for as long as `old`.
 ///
 /// The coordinator's `due` tells by the clock of the process that makes the plan. That may be an operator's, and be off by
-/// days. So the service's time is asked for, which costs two requests, before a plan is given up, and where `due` is
-/// further ahead than a clock that is right puts it.
+/// days. So the service's time is asked for, which costs two requests every few seconds, before a plan is given up, and
+/// where `due` is further ahead than a clock that is right puts it.
 async fn is_abandoned(engine: &Engine, theirs: &Theirs, old: Millis) -> Result<bool, StoreError> {
     if old == 0 {
         return Ok(true);
@@ -791,7 +790,7 @@ async fn is_abandoned(engine: &Engine, theirs: &Theirs, old: Millis) -> Result<b
         return Ok(false);
     }
     let written_by = theirs.written_at.saturating_mul(1_000) + 999;
-    Ok(written_by.saturating_add(old) <= Skew::measure(engine).await?.now(engine))
+    Ok(written_by.saturating_add(old) <= engine.skew.get(engine).await?.now(engine))
 }
 
 /// Goes on with the plan behind an instance's mark, or gives it up where it is not decided and is `old`: for this instance at

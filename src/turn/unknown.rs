@@ -26,7 +26,7 @@ use tracing::warn;
 const SHORTEST: Millis = 1_000;
 const LONGEST: Millis = 60_000;
 /// So many are put off by one claim: with the instance's document they make one batch. The next claim meets the rest.
-const AT_ONCE: usize = batch::MAX_OPERATIONS - 1;
+const AT_ONCE: usize = batch::MAX_OPERATIONS - 2;
 
 /// A message that this version can't read.
 pub(super) struct UnknownMessage {
@@ -99,7 +99,8 @@ pub(super) async fn set_aside(
         }
         Err(error) => {
             let row = serde_json::to_value(document).unwrap_or_default();
-            unknown.add(row, etag.clone(), &error);
+            // However many there are: an enclosed message must be written out, or the turn's commit would take it along.
+            unknown.messages.extend(UnknownMessage::new(row, etag.clone(), error.to_string()));
             false
         }
     });
