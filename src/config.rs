@@ -1,8 +1,6 @@
 //! The provider's configuration.
 
-pub(crate) mod endpoint;
 mod env;
-mod error;
 mod retention;
 
 use std::{fmt, str::FromStr, sync::Arc, time::Duration};
@@ -13,13 +11,11 @@ use azure_data_cosmos::{
 };
 
 use crate::{
-    credential::{account_reference, Cloud, Credential, TokenCache},
-    dispatch::leases::{EqualShares, LeaseProvider},
-    model::{Clock, Randomness},
+    credential::{account_reference, endpoint, Cloud, Credential, Problems, TokenCache},
+    model::{Clock, EqualShares, LeaseProvider, Randomness},
 };
 
-pub use error::ConfigError;
-use error::Problems;
+pub use crate::credential::ConfigError;
 pub use retention::Retention;
 
 /// Bounds that the SDK's connection pool sets for one HTTP attempt.
@@ -62,9 +58,9 @@ pub struct CosmosDBProviderConfig {
     reconciler_age_threshold: Duration,
     request_timeout: Duration,
     operation_timeout: Duration,
-    bell_interval: Duration,
-    sweep_interval: Duration,
-    hand_over: bool,
+    wakeup_interval: Duration,
+    poll_interval: Duration,
+    inline_claims: bool,
     retention: Retention,
     /// None for [`EqualShares`].
     leases: Option<Arc<dyn LeaseProvider>>,
@@ -90,9 +86,9 @@ impl Default for CosmosDBProviderConfig {
             reconciler_age_threshold: Duration::from_secs(2),
             request_timeout: Duration::from_secs(3),
             operation_timeout: Duration::from_secs(10),
-            bell_interval: Duration::from_millis(250),
-            sweep_interval: Duration::from_secs(3),
-            hand_over: true,
+            wakeup_interval: Duration::from_millis(250),
+            poll_interval: Duration::from_secs(3),
+            inline_claims: true,
             retention: Retention::default(),
             leases: None,
             history_cache_bytes: 64 * 1024 * 1024,
@@ -162,7 +158,7 @@ impl FromStr for Throughput {
 impl CosmosDBProviderConfig {
     /// The account's endpoint, `https://<account>.documents.azure.com/`. A connection string brings its own.
     ///
-    /// Plain `http://` works for an emulator on this machine only.
+    /// Plain `http://` activities for an emulator on this machine only.
     pub fn with_endpoint(mut self, endpoint: impl Into<String>) -> Self {
         self.endpoint = Some(endpoint.into());
         self
@@ -256,8 +252,8 @@ impl CosmosDBProviderConfig {
     /// into the queues. Work of this process is noticed at once regardless.
     ///
     /// A look is one request of 1 RU, whatever the number of partitions and processes: at the default, 4 RU/s a process.
-    pub fn with_bell_interval(mut self, interval: Duration) -> Self {
-        self.bell_interval = interval.min(LONGEST_INTERVAL);
+    pub fn with_wakeup_interval(mut self, interval: Duration) -> Self {
+        self.wakeup_interval = interval.min(LONGEST_INTERVAL);
         self
     }
 
@@ -266,15 +262,15 @@ impl CosmosDBProviderConfig {
     ///
     /// It finds what nobody was told of: timers and undelivered messages of a process that died, and what was lost on the way. A
     /// sweep is one request of about 3 RU.
-    pub fn with_sweep_interval(mut self, interval: Duration) -> Self {
-        self.sweep_interval = interval.min(LONGEST_INTERVAL);
+    pub fn with_poll_interval(mut self, interval: Duration) -> Self {
+        self.poll_interval = interval.min(LONGEST_INTERVAL);
         self
     }
 
     /// Whether what makes work carries the claim for a dispatcher of this process that waits for it, as is the default: a start, the end
     /// of an activity or a turn that schedules some is then one request with what follows from it.
-    pub fn with_hand_over(mut self, on: bool) -> Self {
-        self.hand_over = on;
+    pub fn with_inline_claims(mut self, on: bool) -> Self {
+        self.inline_claims = on;
         self
     }
 
@@ -417,18 +413,18 @@ impl CosmosDBProviderConfig {
     }
 
     /// How often a process that waits looks at its bell.
-    pub fn bell_interval(&self) -> Duration {
-        self.bell_interval
+    pub fn wakeup_interval(&self) -> Duration {
+        self.wakeup_interval
     }
 
     /// How often a process that waits asks one physical partition for everything.
-    pub fn sweep_interval(&self) -> Duration {
-        self.sweep_interval
+    pub fn poll_interval(&self) -> Duration {
+        self.poll_interval
     }
 
-    /// See [`with_hand_over`](Self::with_hand_over).
-    pub fn hand_over(&self) -> bool {
-        self.hand_over
+    /// See [`with_inline_claims`](Self::with_inline_claims).
+    pub fn inline_claims(&self) -> bool {
+        self.inline_claims
     }
 
     /// How long what has ended is kept.
@@ -507,7 +503,7 @@ impl CosmosDBProviderConfig {
     /// ```no_run
     /// use duroxide_cosmos::CosmosDBProviderConfig;
     ///
-    /// let config = CosmosDBProviderConfig::from_env()?.with_bell_interval(std::time::Duration::from_millis(500));
+    /// let config = CosmosDBProviderConfig::from_env()?.with_wakeup_interval(std::time::Duration::from_millis(500));
     /// # Ok::<(), duroxide_cosmos::ConfigError>(())
     /// ```
     pub fn from_env() -> Result<Self, ConfigError> {
@@ -589,8 +585,8 @@ impl CosmosDBProviderConfig {
     }
 
     fn validate_work(&self, problems: &mut Problems) {
-        problems.require(!self.bell_interval.is_zero(), "bell_interval", "must be longer than zero");
-        problems.require(!self.sweep_interval.is_zero(), "sweep_interval", "must be longer than zero");
+        problems.require(!self.wakeup_interval.is_zero(), "wakeup_interval", "must be longer than zero");
+        problems.require(!self.poll_interval.is_zero(), "poll_interval", "must be longer than zero");
     }
 
     fn validate_times(&self, problems: &mut Problems) {
@@ -651,9 +647,9 @@ impl fmt::Debug for CosmosDBProviderConfig {
             .field("reconciler_age_threshold", &self.reconciler_age_threshold)
             .field("request_timeout", &self.request_timeout)
             .field("operation_timeout", &self.operation_timeout)
-            .field("bell_interval", &self.bell_interval)
-            .field("sweep_interval", &self.sweep_interval)
-            .field("hand_over", &self.hand_over)
+            .field("wakeup_interval", &self.wakeup_interval)
+            .field("poll_interval", &self.poll_interval)
+            .field("inline_claims", &self.inline_claims)
             .field("retention", &self.retention)
             .field("leases", &self.leases())
             .field("history_cache_bytes", &self.history_cache_bytes)
@@ -708,9 +704,9 @@ mod tests {
         assert_eq!(config.reconciler_age_threshold(), Duration::from_secs(2));
         assert_eq!(config.request_timeout(), Duration::from_secs(3));
         assert_eq!(config.operation_timeout(), Duration::from_secs(10));
-        assert_eq!(config.bell_interval(), Duration::from_millis(250));
-        assert_eq!(config.sweep_interval(), Duration::from_secs(3));
-        assert!(config.hand_over());
+        assert_eq!(config.wakeup_interval(), Duration::from_millis(250));
+        assert_eq!(config.poll_interval(), Duration::from_secs(3));
+        assert!(config.inline_claims());
         assert_eq!(config.retention(), &Retention::default());
         assert_eq!(config.read_staleness(), Duration::from_millis(50));
         assert_eq!(config.history_cache_bytes(), 64 << 20);
@@ -738,9 +734,9 @@ mod tests {
             .with_reconciler_age_threshold(second * 2)
             .with_request_timeout(second * 3)
             .with_operation_timeout(second * 4)
-            .with_bell_interval(second * 5)
-            .with_sweep_interval(second * 6)
-            .with_hand_over(false)
+            .with_wakeup_interval(second * 5)
+            .with_poll_interval(second * 6)
+            .with_inline_claims(false)
             .with_retention(Retention::default().with_failed(second))
             .with_history_cache_bytes(0)
             .with_user_agent_suffix("orders")
@@ -757,9 +753,9 @@ mod tests {
         assert_eq!(config.reconciler_age_threshold(), second * 2);
         assert_eq!(config.request_timeout(), second * 3);
         assert_eq!(config.operation_timeout(), second * 4);
-        assert_eq!(config.bell_interval(), second * 5);
-        assert_eq!(config.sweep_interval(), second * 6);
-        assert!(!config.hand_over());
+        assert_eq!(config.wakeup_interval(), second * 5);
+        assert_eq!(config.poll_interval(), second * 6);
+        assert!(!config.inline_claims());
         assert_eq!(config.retention().failed(), Some(second));
         assert_eq!(config.history_cache_bytes(), 0);
         assert_eq!(config.user_agent_suffix(), "orders");
@@ -805,8 +801,8 @@ mod tests {
             (config().with_container("  "), "COSMOS_CONTAINER"),
             (config().with_container("a "), "end with a space"),
             (config().with_container("x".repeat(256)), "255"),
-            (config().with_bell_interval(Duration::ZERO), "bell_interval"),
-            (config().with_sweep_interval(Duration::ZERO), "sweep_interval"),
+            (config().with_wakeup_interval(Duration::ZERO), "wakeup_interval"),
+            (config().with_poll_interval(Duration::ZERO), "poll_interval"),
             (config().with_request_timeout(Duration::ZERO), "100 ms"),
             (config().with_request_timeout(second * 11), "operation_timeout"),
             (config().with_request_timeout(second / 2).with_operation_timeout(second * 9 / 10), "at least 1 s"),
@@ -826,8 +822,8 @@ mod tests {
 
     #[test]
     fn all_problems_are_reported_at_once() {
-        let problem = problem(config().with_database("").with_bell_interval(Duration::ZERO));
-        assert!(problem.contains("COSMOS_DATABASE") && problem.contains("bell_interval"));
+        let problem = problem(config().with_database("").with_wakeup_interval(Duration::ZERO));
+        assert!(problem.contains("COSMOS_DATABASE") && problem.contains("wakeup_interval"));
     }
 
     #[test]

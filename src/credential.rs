@@ -4,6 +4,8 @@ mod cached;
 mod cloud;
 #[cfg(feature = "key_auth")]
 mod connection_string;
+pub(crate) mod endpoint;
+mod error;
 
 use std::{borrow::Cow, fmt, path::PathBuf, sync::Arc};
 
@@ -18,16 +20,15 @@ use azure_identity::{
     WorkloadIdentityCredentialOptions,
 };
 
-use crate::{
-    config::{endpoint, ConfigError},
-    model::{Clock, Randomness},
-};
+use crate::model::{Clock, Randomness};
 
 use cached::Cached;
 pub(crate) use cached::TokenCache;
 pub use cloud::Cloud;
 #[cfg(feature = "key_auth")]
 pub use connection_string::ConnectionString;
+pub use error::ConfigError;
+pub(crate) use error::Problems;
 
 /// How to sign in to the account.
 ///

@@ -1,24 +1,69 @@
 //! What the rooms share: the container, the clock, what this process holds and knows.
 
 use crate::{
+    activity::ActivityHandle,
     config::CosmosDBProviderConfig,
-    dispatch::Dispatch,
-    model::{Clock, DocumentId, Millis, Partition, Sequencer},
-    orders::Orders,
-    skew::LastSkew,
-    store::{Deadline, Freshness, Patience, Store, StoreError},
-    turn::{cache::InstanceCache, reads::Reads, staging::Rolls, TurnHandle},
-    work::WorkHandle,
+    cosmos::{Deadline, Freshness, QueryTimeout, Store, StoreError, Versioned},
+    discovery::Discovery,
+    model::{Clock, DocumentId, InstanceDocument, Millis, Partition, Sequencer},
+    queue::LocalQueue,
+    turn::{cache::InstanceCache, reads::Reads, staging::RollForwards, TurnHandle},
 };
+use async_trait::async_trait;
 use azure_core::http::Etag;
 use dashmap::DashMap;
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{
+    any::{Any, TypeId},
+    collections::HashMap,
+    future::Future,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// How long one attempt to release a lock may take, with all its requests.
 const RELEASE_TIME: Duration = Duration::from_secs(60);
 /// The pause between two such attempts.
 const RELEASE_PAUSE: Duration = Duration::from_secs(10);
+
+/// The duties of the layer above the protocols. `lifecycle` implements it, so that no protocol depends on that layer.
+#[async_trait]
+pub(crate) trait Lifecycle: Send + Sync {
+    /// Finishes or aborts the deletion that an instance document names. Returns whether there was anything to do.
+    async fn recover_deletion(
+        &self,
+        engine: &Arc<Engine>,
+        document: &InstanceDocument,
+        deadline: Deadline,
+    ) -> Result<bool, StoreError>;
+
+    /// Whether the deletion that an instance document names is committed, so that the instance no longer exists.
+    async fn is_deleted(
+        &self,
+        engine: &Arc<Engine>,
+        document: &InstanceDocument,
+        deadline: Deadline,
+    ) -> Result<bool, StoreError>;
+
+    /// Prunes old executions in the background, if the retention setting asks for it at this execution.
+    fn prune_soon(&self, engine: &Arc<Engine>, partition: &Partition, execution: u64);
+
+    /// Applies retention in the background, if it is this process's turn.
+    fn apply_retention_soon(&self, engine: &Arc<Engine>);
+}
+
+/// One value for each type.
+#[derive(Default)]
+struct States(Mutex<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>);
+
+impl States {
+    fn get<T: Any + Default + Send + Sync>(&self) -> Arc<T> {
+        let mut states = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = states.entry(TypeId::of::<T>()).or_insert_with(|| Arc::new(T::default())).clone();
+        drop(states);
+        state.downcast().unwrap_or_default()
+    }
+}
 
 /// The provider's inside. Tasks that outlive a call hold it.
 pub(crate) struct Engine {
@@ -29,53 +74,63 @@ pub(crate) struct Engine {
     /// Turns that this process holds, by token.
     pub(crate) turns: DashMap<String, Arc<TurnHandle>>,
     /// Activities that this process holds, by token.
-    pub(crate) works: DashMap<String, Arc<WorkHandle>>,
+    pub(crate) activities: DashMap<String, Arc<ActivityHandle>>,
     /// Sessions that workers of this process have taken: as whom, and until when their locks last at least.
     pub(crate) sessions: DashMap<String, (String, Millis)>,
     pub(crate) cache: InstanceCache,
     pub(crate) reads: Reads,
-    pub(crate) rolls: Rolls,
-    pub(crate) dispatch: Dispatch,
+    pub(crate) roll_forwards: RollForwards,
+    pub(crate) discovery: Discovery,
     /// Dispatchers that wait, and what was claimed for them by what made it.
-    pub(crate) orders: Orders,
-    /// Held while what a poll has seen of others' messages is delivered.
-    pub(crate) reconciling: tokio::sync::Mutex<()>,
-    /// Held while what has ended long ago is deleted: when that was last thought of.
-    pub(crate) retiring: tokio::sync::Mutex<Option<tokio::time::Instant>>,
-    /// Held while finished instances are moved into the counters.
-    pub(crate) sealing: tokio::sync::Mutex<()>,
-    /// Held while the counters' note of what is erased is written, so that this process does not race itself.
-    pub(crate) counting: tokio::sync::Mutex<()>,
-    pub(crate) skew: LastSkew,
+    pub(crate) queue: LocalQueue,
+    /// State of modules above this one: each keeps a type of its own here.
+    states: States,
+    lifecycle: Box<dyn Lifecycle>,
     /// Cancelled when the provider is dropped.
     pub(crate) stopping: CancellationToken,
     pub(crate) tasks: TaskTracker,
 }
 
 impl Engine {
-    pub(crate) fn new(store: Store, config: CosmosDBProviderConfig) -> Arc<Self> {
+    pub(crate) fn new(store: Store, config: CosmosDBProviderConfig, lifecycle: Box<dyn Lifecycle>) -> Arc<Self> {
         let clock = config.clock().clone();
         Arc::new(Self {
             sequencer: Sequencer::new(clock.clone(), config.randomness()),
             cache: InstanceCache::new(config.history_cache_bytes()),
-            dispatch: Dispatch::new(&config),
-            orders: Orders::default(),
+            discovery: Discovery::new(&config),
+            queue: LocalQueue::default(),
             reads: Reads::default(),
-            rolls: Rolls::default(),
+            roll_forwards: RollForwards::default(),
             turns: DashMap::new(),
-            works: DashMap::new(),
+            activities: DashMap::new(),
             sessions: DashMap::new(),
-            reconciling: tokio::sync::Mutex::default(),
-            retiring: tokio::sync::Mutex::default(),
-            sealing: tokio::sync::Mutex::default(),
-            counting: tokio::sync::Mutex::default(),
-            skew: LastSkew::default(),
+            states: States::default(),
+            lifecycle,
             stopping: CancellationToken::new(),
             tasks: TaskTracker::new(),
             store,
             config,
             clock,
         })
+    }
+
+    /// The layer above the protocols.
+    pub(crate) fn lifecycle(&self) -> &dyn Lifecycle {
+        self.lifecycle.as_ref()
+    }
+
+    /// The state of type `T` of this provider, made on first use. The type is private to the module that owns the state.
+    pub(crate) fn state<T: Any + Default + Send + Sync>(&self) -> Arc<T> {
+        self.states.get()
+    }
+
+    /// The instance document, as the write region has it.
+    pub(crate) async fn read_latest(
+        &self,
+        partition: &Partition,
+        deadline: Deadline,
+    ) -> Result<Option<Versioned<InstanceDocument>>, StoreError> {
+        self.store.read(partition, &InstanceDocument::document_id(), Freshness::Authoritative, deadline).await
     }
 
     /// The present by the provider's clock.
@@ -89,8 +144,8 @@ impl Engine {
     }
 
     /// The time of a query that may have many pages: each page has as long as a call that has no lock.
-    pub(crate) fn per_page(&self) -> Patience {
-        Patience::PerPage(self.config.operation_timeout())
+    pub(crate) fn per_page(&self) -> QueryTimeout {
+        QueryTimeout::PerPage(self.config.operation_timeout())
     }
 
     /// The deadline of a call under a lock that ends at `until`.
@@ -109,7 +164,7 @@ impl Engine {
         let before = self.now().saturating_sub(LONG_AGO);
         // A state that is in use right now is not forgotten.
         self.turns.retain(|_, turn| turn.state.try_lock().map_or(true, |state| state.until > before));
-        self.works.retain(|_, work| work.state.try_lock().map_or(true, |state| state.until > before));
+        self.activities.retain(|_, work| work.state.try_lock().map_or(true, |state| state.until > before));
     }
 
     /// Waits while a write of unknown outcome may still arrive: until the lock that it would take ends, or the document is
@@ -165,7 +220,7 @@ async fn until_released<F: Future<Output = Result<(), StoreError>>>(
 ) -> Result<(), StoreError> {
     loop {
         match release(Deadline::after(RELEASE_TIME)).await {
-            Err(error) if error.is_passing() && clock.now() < until => tokio::time::sleep(RELEASE_PAUSE).await,
+            Err(error) if error.is_retryable() && clock.now() < until => tokio::time::sleep(RELEASE_PAUSE).await,
             outcome => return outcome,
         }
     }

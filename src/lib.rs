@@ -99,37 +99,32 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
-mod admin;
+mod activity;
 mod config;
+mod cosmos;
 mod credential;
-mod dispatch;
+mod discovery;
 mod engine;
-mod enqueue;
-mod finish;
+mod lifecycle;
 mod model;
-mod observe;
 pub mod operate;
-mod orders;
 mod outbox;
-mod parcel;
 mod provider;
-mod shutdown;
-mod skew;
-mod store;
+mod queue;
+mod telemetry;
 mod turn;
-mod work;
 
 pub use config::{ConfigError, CosmosDBProviderConfig, Retention, Throughput};
-#[cfg(feature = "key_auth")]
-pub use credential::ConnectionString;
-pub use credential::{Cloud, Credential, ManagedIdentity, WorkloadIdentity};
-pub use dispatch::leases::{EqualShares, LeaseProvider, Place};
-pub use model::{Clock, Randomness, Slot, SlotRange, SLOTS};
-pub use provider::CosmosDBProvider;
-pub use store::{
+pub use cosmos::{
     connect::{client, ConnectError},
     OperationKind, OperationStatistics, RequestStatistics, StoreError,
 };
+#[cfg(feature = "key_auth")]
+pub use credential::ConnectionString;
+pub use credential::{Cloud, Credential, ManagedIdentity, WorkloadIdentity};
+pub use model::{Clock, Randomness, Slot, SlotRange, SLOTS};
+pub use model::{EqualShares, LeaseProvider, MemberPosition};
+pub use provider::CosmosDBProvider;
 
 /// The properties that the provider's container must have: partition key, index and time to live.
 ///
@@ -146,7 +141,7 @@ pub use store::{
 /// # }
 /// ```
 pub fn container_properties(name: &str) -> azure_data_cosmos::models::ContainerProperties {
-    store::bootstrap::properties(name)
+    cosmos::bootstrap::properties(name)
 }
 
 /// The README's code, which compiles as long as this does.

@@ -1,18 +1,19 @@
 //! The provider: how it is made, and duroxide's traits, each method of which delegates to its room.
 
 use crate::{
-    admin::{delete, inspect, metrics, prune, retention},
+    activity::{self, complete, session},
     config::CosmosDBProviderConfig,
+    cosmos::{bootstrap, connect, connect::ConnectError, queries, RequestStatistics, StoreError},
     credential::TokenCache,
-    dispatch,
+    discovery,
     engine::Engine,
-    enqueue,
-    finish::Finish,
-    outbox, shutdown,
-    store::{bootstrap, connect, connect::ConnectError, queries, RequestStatistics, StoreError},
-    turn::{commit, plan::Ack, release},
-    work::{complete, session},
+    lifecycle::{delete, prune, retention, shutdown, trees, Duties},
+    operate::{inspect, metrics},
+    outbox,
+    turn::{self, commit, plan::Ack, release},
 };
+mod run_to_completion;
+
 use async_trait::async_trait;
 use azure_data_cosmos::CosmosClient;
 use duroxide::{
@@ -23,6 +24,7 @@ use duroxide::{
     },
     Event, SystemStats,
 };
+use run_to_completion::RunToCompletion;
 use std::{collections::HashMap, fmt, future::Future, sync::Arc, time::Duration};
 
 /// A duroxide storage provider on one container of an Azure Cosmos DB account.
@@ -77,7 +79,7 @@ impl CosmosDBProvider {
         tokens: Option<TokenCache>,
     ) -> Result<Self, ConnectError> {
         let store = bootstrap::open(client, &config, tokens).await?;
-        let engine = Engine::new(store, config);
+        let engine = Engine::new(store, config, Box::new(Duties));
         Ok(Self { engine })
     }
 
@@ -86,7 +88,7 @@ impl CosmosDBProvider {
     where
         F: Future<Output = Result<(), ProviderError>> + Send + 'static,
     {
-        Finish::new(&self.engine, call(self.engine.clone(), token.to_owned())).await
+        RunToCompletion::new(&self.engine, call(self.engine.clone(), token.to_owned())).await
     }
 
     /// Requests and charge by kind of operation since this provider was made.
@@ -102,7 +104,7 @@ impl CosmosDBProvider {
 
     /// Deletes what has ended longer ago than [`with_retention`](CosmosDBProviderConfig::with_retention) says, for up to 20 s; how many
     /// instances. One of the processes that wait for work does this by itself; this is for those that don't, such as a nightly job.
-    pub async fn retire(&self) -> Result<u64, StoreError> {
+    pub async fn apply_retention(&self) -> Result<u64, StoreError> {
         retention::round(&self.engine).await
     }
 
@@ -151,7 +153,7 @@ impl Provider for CosmosDBProvider {
         poll_timeout: Duration,
         filter: Option<&DispatcherCapabilityFilter>,
     ) -> Result<Option<(OrchestrationItem, String, u32)>, ProviderError> {
-        dispatch::next_turn(&self.engine, lock_timeout, poll_timeout, filter).await
+        discovery::next_turn(&self.engine, lock_timeout, poll_timeout, filter).await
     }
 
     async fn ack_orchestration_item(
@@ -201,11 +203,11 @@ impl Provider for CosmosDBProvider {
         execution_id: u64,
         new_events: Vec<Event>,
     ) -> Result<(), ProviderError> {
-        enqueue::events(&self.engine, instance, execution_id, &new_events).await
+        turn::enqueue::events(&self.engine, instance, execution_id, &new_events).await
     }
 
     async fn enqueue_for_worker(&self, item: WorkItem) -> Result<(), ProviderError> {
-        enqueue::work(&self.engine, &item).await
+        activity::enqueue::enqueue(&self.engine, &item).await
     }
 
     async fn fetch_work_item(
@@ -215,7 +217,7 @@ impl Provider for CosmosDBProvider {
         session: Option<&SessionFetchConfig>,
         tag_filter: &TagFilter,
     ) -> Result<Option<(WorkItem, String, u32)>, ProviderError> {
-        dispatch::next_work(&self.engine, lock_timeout, poll_timeout, session, tag_filter).await
+        discovery::next_activity(&self.engine, lock_timeout, poll_timeout, session, tag_filter).await
     }
 
     async fn ack_work_item(&self, token: &str, completion: Option<WorkItem>) -> Result<(), ProviderError> {
@@ -257,7 +259,7 @@ impl Provider for CosmosDBProvider {
     }
 
     async fn enqueue_for_orchestrator(&self, item: WorkItem, delay: Option<Duration>) -> Result<(), ProviderError> {
-        enqueue::message(&self.engine, &item, delay).await
+        turn::enqueue::message(&self.engine, &item, delay).await
     }
 
     fn as_management_capability(&self) -> Option<&dyn ProviderAdmin> {
@@ -334,7 +336,7 @@ impl ProviderAdmin for CosmosDBProvider {
     }
 
     async fn list_children(&self, instance_id: &str) -> Result<Vec<String>, ProviderError> {
-        let rows = inspect::children(&self.engine, &[instance_id.to_owned()]).await;
+        let rows = trees::children(&self.engine, &[instance_id.to_owned()]).await;
         let rows = rows.map_err(|e| e.into_provider_error("list_children"))?;
         Ok(rows.iter().filter_map(|row| row.id()).collect())
     }

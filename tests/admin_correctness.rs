@@ -127,7 +127,7 @@ async fn an_instance_between_two_executions_has_not_ended() {
     assert!(!refused.is_retryable() && refused.message.contains("child is still running"), "{refused:?}");
     // The child ended some milliseconds ago at least, whatever the granularity of the service's time.
     tokio::time::sleep(Duration::from_millis(1_100)).await;
-    assert_eq!(provider.retire().await.unwrap(), 0);
+    assert_eq!(provider.apply_retention().await.unwrap(), 0);
     assert_eq!(status_of(&provider, "child").await.as_deref(), Some("ContinuedAsNew"));
     // Its next turn is taken.
     provider.enqueue_for_orchestrator(again("child"), None).await.unwrap();
@@ -389,7 +389,7 @@ async fn a_clock_that_is_ahead_does_not_end_the_retention_of_anything() {
     let worker = scene.provider("worker").await;
     finish(&worker, "i", None).await;
     let ahead = scene.provider_with("ahead", quiet().with_clock(off_by(WEEK)).with_retention(after_an_hour())).await;
-    assert_eq!(ahead.retire().await.unwrap(), 0);
+    assert_eq!(ahead.apply_retention().await.unwrap(), 0);
     assert_eq!(status_of(&worker, "i").await.as_deref(), Some("Completed"));
 }
 
@@ -400,17 +400,17 @@ async fn a_worker_whose_clock_is_behind_does_not_shorten_the_retention_of_what_i
     finish(&behind, "i", None).await;
     let keeper = scene.provider_with("keeper", quiet().with_retention(after_an_hour())).await;
     for _ in 0..2 {
-        assert_eq!(keeper.retire().await.unwrap(), 0);
+        assert_eq!(keeper.apply_retention().await.unwrap(), 0);
     }
     assert_eq!(status_of(&keeper, "i").await.as_deref(), Some("Completed"));
     // It goes an hour after its end, by the service's time, and is not written again until then.
     let before = scene.of_kind("i", "instance").await.remove(0);
-    assert_eq!(keeper.retire().await.unwrap(), 0);
+    assert_eq!(keeper.apply_retention().await.unwrap(), 0);
     assert_eq!(scene.of_kind("i", "instance").await[0]["_etag"], before["_etag"]);
     let at_once = Retention::default().with_completed(Duration::from_secs(1));
     let other = scene.provider_with("other", quiet().with_retention(at_once)).await;
     tokio::time::sleep(Duration::from_millis(2_100)).await;
-    assert_eq!(other.retire().await.unwrap(), 1);
+    assert_eq!(other.apply_retention().await.unwrap(), 1);
 }
 
 /// Gives `i` so many executions before the current one, which then has no history of its own.

@@ -146,7 +146,7 @@ async fn two_clocks_that_are_behind_do_not_end_a_retention() {
     let retention = Retention::default().with_completed(HOUR);
     let config = quiet().with_clock(off_by(-WEEK)).with_retention(retention);
     let keeper = scene.provider_with("keeper", config).await;
-    assert_eq!(keeper.retire().await.unwrap(), 0, "it ended a moment ago");
+    assert_eq!(keeper.apply_retention().await.unwrap(), 0, "it ended a moment ago");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

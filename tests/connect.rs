@@ -264,11 +264,11 @@ async fn a_configuration_that_can_not_work_is_refused_with_a_client_too() {
     let config = CosmosDBProviderConfig::default()
         .with_create_if_missing(true)
         .with_database("a/b")
-        .with_bell_interval(Duration::ZERO)
+        .with_wakeup_interval(Duration::ZERO)
         .with_operation_timeout(Duration::ZERO);
     let error = CosmosDBProvider::new_with_client(&client, config).await.unwrap_err();
     assert!(matches!(&error, ConnectError::Config(ConfigError::Several(_))), "{error:?}");
-    assert_says(&error.to_string(), &["COSMOS_DATABASE", "bell_interval", "operation_timeout"]);
+    assert_says(&error.to_string(), &["COSMOS_DATABASE", "wakeup_interval", "operation_timeout"]);
     assert_eq!(account.stats().total().requests, asked, "nothing was asked of the account");
 }
 

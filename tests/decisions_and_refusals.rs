@@ -92,7 +92,7 @@ async fn an_activity_whose_renewal_was_refused_is_not_removed_when_the_clock_is_
     a.renew_work_item_lock(&token, LONG).await.unwrap_err();
     off.store(0, Ordering::Relaxed);
     a.ack_work_item(&token, None).await.expect_err("the runtime has cancelled it without a completion");
-    assert_eq!(scene.of_kind("i", "work").await.len(), 1);
+    assert_eq!(scene.of_kind("i", "activity").await.len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -216,7 +216,7 @@ async fn an_activity_whose_input_can_not_be_read_is_counted_and_put_off() {
     let claims = scene.account.wire().add(claims.matching(|request| goes_to(request, "i")));
     let fetched = worker.fetch_work_item(LONG, Duration::from_secs(1), None, &TagFilter::Any).await.unwrap();
     assert!(fetched.is_none(), "{fetched:?}");
-    let work = scene.of_kind("i", "work").await.remove(0);
+    let work = scene.of_kind("i", "activity").await.remove(0);
     assert!(work["attempts"].as_u64() >= Some(1), "{work}");
     assert!(claims.hits() <= 4, "it is not claimed over and over: {}", claims.hits());
 }

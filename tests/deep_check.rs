@@ -2,7 +2,7 @@
 //! says so.
 
 use duroxide_cosmos::{
-    operate::{check_deep, Check, Verdict},
+    operate::{check_deep, Check, CheckStatus},
     CosmosDBProvider, CosmosDBProviderConfig, Credential,
 };
 use duroxide_cosmos_emulator::{LocalAccount, Served};
@@ -46,7 +46,7 @@ async fn on_an_account_as_it_must_be_every_line_is_fine_and_nothing_is_left_behi
     let before = site.account.documents("duroxide", "duroxide").len();
     let checks = check_deep(&site.config).await;
     let odd: Vec<&Check> =
-        checks.iter().filter(|check| !matches!(check.verdict, Verdict::Fine | Verdict::Unknown)).collect();
+        checks.iter().filter(|check| !matches!(check.status, CheckStatus::Ok | CheckStatus::Unknown)).collect();
     assert!(odd.is_empty(), "{odd:#?}");
     assert!(checks.len() >= 35, "{} lines", checks.len());
     assert_eq!(site.account.documents("duroxide", "duroxide").len(), before);
@@ -87,7 +87,7 @@ async fn each_misbehaviour_has_its_line() {
         assert_eq!(left, 0, "{misbehaviour}: something is left behind");
         for (subject, answer) in lines {
             let line = line(&checks, subject);
-            assert_eq!(line.verdict, Verdict::Differs, "{misbehaviour}: {line:?}");
+            assert_eq!(line.status, CheckStatus::Differs, "{misbehaviour}: {line:?}");
             assert!(line.detail.contains(answer) && line.detail.contains("What follows: "), "{misbehaviour}: {line:?}");
         }
     }
@@ -104,9 +104,9 @@ async fn what_the_provider_copes_with_is_fine_and_told() {
     ] {
         let checks = site.checked(misbehaviour).await;
         let line = line(&checks, subject);
-        assert!(line.verdict == Verdict::Fine && line.detail.contains(told), "{misbehaviour}: {line:?}");
+        assert!(line.status == CheckStatus::Ok && line.detail.contains(told), "{misbehaviour}: {line:?}");
         let odd: Vec<&Check> =
-            checks.iter().filter(|check| !matches!(check.verdict, Verdict::Fine | Verdict::Unknown)).collect();
+            checks.iter().filter(|check| !matches!(check.status, CheckStatus::Ok | CheckStatus::Unknown)).collect();
         assert!(odd.is_empty(), "{misbehaviour}: {odd:#?}");
     }
 }
@@ -116,7 +116,7 @@ async fn an_account_whose_batches_return_no_etags_is_wrong_from_the_first_read_t
     let site = Site::new().await;
     let checks = site.checked("batches-without-etags").await;
     let format = line(&checks, "format");
-    assert!(format.verdict == Verdict::Wrong && format.detail.contains("no ETag"), "{format:?}");
+    assert!(format.status == CheckStatus::Failed && format.detail.contains("no ETag"), "{format:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -130,7 +130,7 @@ async fn who_may_not_use_the_account_is_told_why() {
         ("unauthorized", "clock"),
     ] {
         let checks = site.checked(misbehaviour).await;
-        let wrong = checks.iter().find(|check| check.verdict == Verdict::Wrong).expect("something is wrong");
+        let wrong = checks.iter().find(|check| check.status == CheckStatus::Failed).expect("something is wrong");
         assert!(wrong.detail.contains(advice), "{misbehaviour}: {wrong:?}");
         assert_eq!(checks.last().unwrap().subject, "deep check", "it is not begun");
     }
@@ -145,7 +145,7 @@ async fn a_container_that_nobody_has_opened_yet_is_checked_like_any_other() {
     let checks = check_deep(&site.config).await;
     assert!(line(&checks, "format").detail.contains("none yet"));
     let odd: Vec<&Check> =
-        checks.iter().filter(|check| !matches!(check.verdict, Verdict::Fine | Verdict::Unknown)).collect();
+        checks.iter().filter(|check| !matches!(check.status, CheckStatus::Ok | CheckStatus::Unknown)).collect();
     assert!(odd.is_empty(), "{odd:#?}");
 }
 
@@ -153,8 +153,11 @@ async fn a_container_that_nobody_has_opened_yet_is_checked_like_any_other() {
 async fn two_checks_of_one_container_at_the_same_time_see_nothing_of_each_other() {
     let site = Site::new().await;
     let (one, other) = tokio::join!(check_deep(&site.config), check_deep(&site.config));
-    let odd: Vec<&Check> =
-        one.iter().chain(&other).filter(|check| !matches!(check.verdict, Verdict::Fine | Verdict::Unknown)).collect();
+    let odd: Vec<&Check> = one
+        .iter()
+        .chain(&other)
+        .filter(|check| !matches!(check.status, CheckStatus::Ok | CheckStatus::Unknown))
+        .collect();
     assert!(odd.is_empty(), "{odd:#?}");
 }
 
@@ -173,6 +176,6 @@ async fn what_a_check_that_was_cut_has_left_does_not_change_the_next_ones_verdic
     let _ = cut.await;
     let checks = check_deep(&site.config).await;
     let odd: Vec<&Check> =
-        checks.iter().filter(|check| !matches!(check.verdict, Verdict::Fine | Verdict::Unknown)).collect();
+        checks.iter().filter(|check| !matches!(check.status, CheckStatus::Ok | CheckStatus::Unknown)).collect();
     assert!(odd.is_empty(), "{odd:#?}");
 }

@@ -37,7 +37,7 @@ async fn a_child_whose_start_is_delivered_in_the_second_of_the_decision_begins()
         let deletion = tokio::spawn(async move { admin(&deleter).delete_instance("i", true).await });
         reach(&look).await;
         let decided = scene.of_kind("i", "instance").await.remove(0);
-        assert_eq!(decided["deleting"]["verdict"], "decided");
+        assert_eq!(decided["deleting"]["state"], "committed");
         assert!(scene.of_kind("i", "message").await.is_empty(), "nothing is delivered before the decision");
         delivery.open();
         committing.await.unwrap().unwrap();
@@ -82,7 +82,7 @@ async fn removing_a_start_does_not_undo_a_deletion_that_was_decided() {
     let deletion = tokio::spawn(async move { admin(&deleter).delete_instances_atomic(&set, true).await });
     reach(&gate).await;
     let coordinator = scene.of_kind("x", "instance").await.remove(0);
-    assert_eq!(coordinator["deleting"]["verdict"], "decided");
+    assert_eq!(coordinator["deleting"]["state"], "committed");
     assert!(admin(&operator).get_instance_info("y").await.is_err(), "it is deleted");
     // The deleter dies, and an operator removes the start that is still shown.
     scene.cut("deleter", 0);
@@ -116,7 +116,7 @@ async fn what_was_noted_and_never_sealed_does_not_count_after_its_deletion() {
     scene.cut("a", 0);
     drop(a);
     let counters = scene.of_kind("$d:metrics", "counters").await.remove(0);
-    assert_eq!(counters["sealing"].as_object().map(|note| note.len() as u64), Some(COUNT), "{counters}");
+    assert_eq!(counters["folding"].as_object().map(|note| note.len() as u64), Some(COUNT), "{counters}");
     let b = scene.provider("b").await;
     let deleted = admin(&b).delete_instance_bulk(InstanceFilter::default()).await.unwrap();
     assert_eq!(deleted.instances_deleted, COUNT);
@@ -163,7 +163,7 @@ async fn counters_that_can_not_be_read_keep_no_instance_from_being_deleted() {
     finish(&worker, "i", None).await;
     let counters = json!({
         "id": "counters", "instanceId": "$d:metrics", "type": "counters", "completed": { "v2": 7 }, "failed": 0,
-        "other": 0, "executions": 7, "events": 14, "sealing": {}
+        "other": 0, "executions": 7, "events": 14, "folding": {}
     });
     scene.container().await.upsert_item("$d:metrics".to_owned(), "counters", &counters, None).await.unwrap();
     let deleted = admin(&worker).delete_instance("i", false).await;
@@ -193,7 +193,7 @@ async fn a_deletion_that_goes_on_is_not_given_up_whatever_its_clock_says() {
     let fetched = worker.fetch_orchestration_item(LONG, NOW, None).await.unwrap();
     assert!(fetched.is_none(), "{fetched:?}");
     let document = scene.of_kind("i", "instance").await.remove(0);
-    assert_eq!(document["deleting"]["verdict"], "open", "{document}");
+    assert_eq!(document["deleting"]["state"], "open", "{document}");
     gate.open();
     assert_eq!(deletion.await.unwrap().unwrap().instances_deleted, 1);
 }

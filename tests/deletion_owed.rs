@@ -42,7 +42,7 @@ async fn a_detached_start_that_is_not_delivered_yet_outlives_its_sender_however_
                 let filter = InstanceFilter::default();
                 admin(&deleter).delete_instance_bulk(filter).await.unwrap().instances_deleted
             }
-            _ => deleter.retire().await.unwrap(),
+            _ => deleter.apply_retention().await.unwrap(),
         };
         assert_eq!(deleted, 1, "{way}");
         assert!(scene.partition("sender").await.is_empty(), "{way}: {:?}", scene.partition("sender").await);
@@ -225,6 +225,6 @@ async fn a_deletion_that_was_refused_does_not_begin_the_retention_anew() {
     }
     refused(&scene, &deleter, false).await;
     assert!(time(&ended().await).abs_diff(before) <= 1_000, "{before} became {}", ended().await);
-    assert_eq!(deleter.retire().await.unwrap(), 0);
+    assert_eq!(deleter.apply_retention().await.unwrap(), 0);
     assert!(time(&ended().await) > before + 590_000, "looked at again after ten minutes: {}", ended().await);
 }

@@ -33,7 +33,7 @@ where
 async fn left(scene: &Scene) -> (usize, Vec<String>) {
     let documents = scene.documents().await;
     let (instances, others): (Vec<_>, Vec<_>) = documents.into_iter().partition(|d| d["type"] == "instance");
-    let lasting = ["counters", "format", "member", "bell"];
+    let lasting = ["counters", "format", "member", "wakeup"];
     // Whoever gives a deletion up that was cut has asked for the service's time.
     let is_lasting = |d: &&Value| lasting.iter().any(|kind| d["type"] == *kind) || d["id"] == "kept:clock";
     let others = others.iter().filter(|d| !is_lasting(d));
@@ -123,7 +123,7 @@ async fn dispatchers_finish_a_large_deletion_whose_process_died_a_little_at_a_ti
         deleted = admin(&a).delete_instance("root", false) => panic!("it was to die: {deleted:?}"),
     }
     drop(a);
-    assert!(admin(&b).list_instances().await.unwrap().is_empty(), "decided");
+    assert!(admin(&b).list_instances().await.unwrap().is_empty(), "committed");
     let finishing = async {
         while left(&scene).await.0 > 0 {
             let turn = b.fetch_orchestration_item(LONG, Duration::from_millis(500), None).await.unwrap();

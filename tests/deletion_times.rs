@@ -23,7 +23,7 @@ async fn what_follows_a_start_arrives_also_if_the_erasure_sees_it() {
     scene.account.wire().add(look.matching(|request| goes_to(request, "i")).times(1));
     let deletion = tokio::spawn(async move { admin(&deleter).delete_instance("i", true).await });
     gate.reached().await;
-    assert_eq!(scene.of_kind("i", "instance").await[0]["deleting"]["verdict"], "decided");
+    assert_eq!(scene.of_kind("i", "instance").await[0]["deleting"]["state"], "committed");
     next_second().await;
     let cancel = WorkItem::CancelInstance { instance: "i".to_owned(), reason: "enough".to_owned() };
     let events = vec![started("sender", 1), completed("sender", 1, 2)];
@@ -154,7 +154,7 @@ async fn a_new_instance_of_a_retired_name_has_its_whole_time() {
     let retention = duroxide_cosmos::Retention::default().with_completed(Duration::from_secs(3_600));
     let p = Arc::new(scene.provider_with("p", quiet().with_retention(retention)).await);
     let q = p.clone();
-    let round = tokio::spawn(async move { q.retire().await });
+    let round = tokio::spawn(async move { q.apply_retention().await });
     while !scene.is_erased("i").await {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }

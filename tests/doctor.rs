@@ -61,7 +61,11 @@ async fn everything() -> Vec<Value> {
         let locked =
             parent.iter().chain(&child).any(|document| document["type"] == "instance" && !document["lock"].is_null());
         let running = child.iter().any(|document| document["status"] == "Running");
-        if !locked && running && waits(&parent, "work") && !parent.iter().any(|document| document["type"] == "intent") {
+        if !locked
+            && running
+            && waits(&parent, "activity")
+            && !parent.iter().any(|document| document["type"] == "intent")
+        {
             break;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -128,7 +132,7 @@ async fn whatever_is_taken_away_is_named_and_what_the_history_tells_is_made_agai
     let kinds = |of: &str, kind: &str| {
         everything.iter().filter(|document| document["instanceId"] == of && document["type"] == kind).count()
     };
-    for kind in ["instance", "execution", "kv", "customStatus", "work", "payload", "message"] {
+    for kind in ["instance", "execution", "kv", "customStatus", "activity", "payload", "message"] {
         assert_eq!(kinds(PARENT, kind), 1, "{kind}");
     }
     assert_eq!((kinds(CHILD, "instance"), kinds(CHILD, "delivered"), kinds(CHILD, "history")), (1, 1, 1));
@@ -165,7 +169,7 @@ async fn whatever_is_taken_away_is_named_and_what_the_history_tells_is_made_agai
                     "execution" => Reason::LostExecution,
                     "kv" => Reason::LostValue,
                     "customStatus" => Reason::LostStatus,
-                    "work" => Reason::LostActivity,
+                    "activity" => Reason::LostActivity,
                     "payload" => Reason::LostInput,
                     "message" => Reason::LostTimer,
                     other => panic!("{other} is no kind that an instance has"),
@@ -199,7 +203,7 @@ async fn run_to_the_end(scene: &Scene) {
     assert_eq!((info.status.as_str(), info.output.as_deref()), ("ContinuedAsNew", Some("second")));
     runtime.shutdown(None).await;
     // An intent is deleted in the background once its message has arrived.
-    let passing = ["message", "work", "payload", "intent"];
+    let passing = ["message", "activity", "payload", "intent"];
     let mut left = Vec::new();
     let emptied = async {
         loop {
@@ -256,13 +260,13 @@ async fn message_of(scene: &Scene, instance: &str) -> Value {
 async fn a_child_that_was_lost_is_started_again_and_an_end_that_was_lost_is_told() {
     let scene = Scene::new(1);
     let (provider, doctor) =
-        (scene.provider_with("worker", quiet().with_hand_over(false)).await, scene.provider("doctor").await);
+        (scene.provider_with("worker", quiet().with_inline_claims(false)).await, scene.provider("doctor").await);
     parent_and_child(&provider).await;
     assert_eq!(diagnose(&doctor, "parent").await.findings, [], "its start is on the way");
     take_away(&scene, &message_of(&scene, "child").await).await;
     mended(&doctor, "parent", Reason::LostChild).await;
     // One that does not remember what was lost.
-    let provider = scene.provider_with("other", quiet().with_hand_over(false)).await;
+    let provider = scene.provider_with("other", quiet().with_inline_claims(false)).await;
     let (item, token, _) = next_turn(&provider, LONG).await;
     assert_eq!(item.instance, "child");
     let [WorkItem::StartOrchestration { parent_instance, parent_id, .. }] = item.messages.as_slice() else {
@@ -290,7 +294,7 @@ async fn a_child_that_was_lost_is_started_again_and_an_end_that_was_lost_is_told
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_start_that_is_on_its_way_to_a_child_that_has_ended_is_answered_by_nobody_else() {
     let scene = Scene::new(1);
-    let provider = scene.provider_with("worker", quiet().with_hand_over(false)).await;
+    let provider = scene.provider_with("worker", quiet().with_inline_claims(false)).await;
     parent_and_child(&provider).await;
     let (_, token, _) = next_turn(&provider, LONG).await;
     let metadata =
@@ -335,7 +339,7 @@ async fn a_start_that_is_on_its_way_to_a_child_that_has_ended_is_answered_by_nob
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_instance_is_not_made_from_a_part_of_its_history_and_keeps_its_birth() {
     let scene = Scene::new(1);
-    let provider = scene.provider_with("worker", quiet().with_hand_over(false)).await;
+    let provider = scene.provider_with("worker", quiet().with_inline_claims(false)).await;
     parent_and_child(&provider).await;
     let document = scene.of_kind("parent", "instance").await.remove(0);
     take_away(&scene, &document).await;
@@ -343,7 +347,7 @@ async fn an_instance_is_not_made_from_a_part_of_its_history_and_keeps_its_birth(
     // Not where something tells of more.
     let hints = [
         json!({ "id": "s:key:0", "instanceId": "parent", "type": "staged", "operations": [] }),
-        json!({ "id": "w:1:9", "instanceId": "parent", "type": "work", "due": 1, "seq": "1", "item": "{}" }),
+        json!({ "id": "w:1:9", "instanceId": "parent", "type": "activity", "due": 1, "seq": "1", "item": "{}" }),
         json!({ "id": "h:1:other:0", "instanceId": "parent", "type": "history", "execution": 1, "first": 9, "events": 7 }),
     ];
     for hint in &hints {
@@ -361,7 +365,7 @@ async fn an_instance_is_not_made_from_a_part_of_its_history_and_keeps_its_birth(
     // The start in the child's queue knows which of its name has sent it.
     mended(&provider, "parent", Reason::LostInstance).await;
     let made = scene.of_kind("parent", "instance").await.remove(0);
-    for field in ["born", "execution", "status", "name", "version", "events", "totals", "epoch", "turn"] {
+    for field in ["incarnation", "execution", "status", "name", "version", "events", "totals", "epoch", "turn"] {
         assert_eq!(made[field], document[field], "{field}");
     }
 }
@@ -369,7 +373,7 @@ async fn an_instance_is_not_made_from_a_part_of_its_history_and_keeps_its_birth(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_execution_that_nothing_continues_goes_on_with_what_its_queues_had() {
     let scene = Scene::new(1);
-    let provider = scene.provider_with("worker", quiet().with_hand_over(false)).await;
+    let provider = scene.provider_with("worker", quiet().with_inline_claims(false)).await;
     provider.enqueue_for_orchestrator(start("i"), None).await.unwrap();
     let (_, token, _) = next_turn(&provider, LONG).await;
     let queue = |id, name: &str, data: &str| {
@@ -416,7 +420,7 @@ async fn what_does_not_belong_goes_and_what_is_not_ours_stays() {
         .unwrap();
     by_hand(&provider, "i", Reason::Idle).await;
     let strays = [
-        json!({ "id": "w:1:9", "instanceId": "i", "type": "work", "due": 1, "seq": "1", "item": "{}" }),
+        json!({ "id": "w:1:9", "instanceId": "i", "type": "activity", "due": 1, "seq": "1", "item": "{}" }),
         json!({ "id": "p:w:1:9", "instanceId": "i", "type": "payload", "item": "{}" }),
         json!({ "id": "s:dead:0", "instanceId": "i", "type": "staged", "operations": [] }),
     ];
@@ -434,8 +438,11 @@ async fn what_does_not_belong_goes_and_what_is_not_ours_stays() {
     assert_eq!(left.iter().filter(|kind| *kind == "null").count(), 1, "{left:?}");
     assert_eq!(left.len(), 4, "the instance, its history of two turns, the note: {left:?}");
     // Activities of nobody.
-    put(&scene, &json!({ "id": "w:1:2", "instanceId": "nobody", "type": "work", "due": 1, "seq": "1", "item": "{}" }))
-        .await;
+    put(
+        &scene,
+        &json!({ "id": "w:1:2", "instanceId": "nobody", "type": "activity", "due": 1, "seq": "1", "item": "{}" }),
+    )
+    .await;
     let diagnosis = diagnose(&provider, "nobody").await;
     assert!(reasons(&diagnosis).contains(&Reason::Stray));
     let done = repair(&provider, &diagnosis).await;
@@ -451,7 +458,7 @@ async fn what_can_t_be_read_is_named_and_an_activity_is_made_again() {
     let (_, token, _) = next_turn(&provider, LONG).await;
     let events = vec![started("i", 1), scheduled_activity("i", 2)];
     commit(&provider, &token, events, vec![activity("i", 2)], Vec::new(), running()).await.unwrap();
-    put(&scene, &json!({ "id": "w:1:2", "instanceId": "i", "type": "work", "due": "soon" })).await;
+    put(&scene, &json!({ "id": "w:1:2", "instanceId": "i", "type": "activity", "due": "soon" })).await;
     put(&scene, &json!({ "id": "m:x", "instanceId": "i", "type": "message", "due": 1, "seq": "1", "createdAt": 1, "item": "garbage" }))
         .await;
     let doctor = scene.provider("doctor").await;
@@ -462,7 +469,7 @@ async fn what_can_t_be_read_is_named_and_an_activity_is_made_again() {
     // What can't be read may be the end of the activity.
     assert!(!diagnosis.can_be_repaired(), "{diagnosis:#?}");
     take_away(&scene, &json!({ "id": "m:x", "instanceId": "i" })).await;
-    let mut held = json!({ "id": "w:1:2", "instanceId": "i", "type": "work", "due": "soon" });
+    let mut held = json!({ "id": "w:1:2", "instanceId": "i", "type": "activity", "due": "soon" });
     held["lock"] = json!({ "token": "newer", "until": 9_000_000_000_000_000u64 });
     put(&scene, &held).await;
     by_hand(&doctor, "i", Reason::Unreadable).await;
@@ -472,7 +479,7 @@ async fn what_can_t_be_read_is_named_and_an_activity_is_made_again() {
     let done = repair(&doctor, &diagnosis).await;
     assert_eq!(done.done.len(), 1, "{done:#?}");
     // Its text alone can't be read.
-    let mut work = scene.of_kind("i", "work").await.remove(0);
+    let mut work = scene.of_kind("i", "activity").await.remove(0);
     work["item"] = json!("garbage");
     put(&scene, &work).await;
     mended(&doctor, "i", Reason::LostInput).await;
@@ -505,7 +512,7 @@ async fn what_was_left_half_way_is_gone_on_with() {
     let part = json!({ "op": "create", "document": { "id": "k:a", "instanceId": "i", "type": "kv", "key": "a", "value": "1", "epoch": 0 } });
     let staged = json!({ "id": "s:key:1", "instanceId": "i", "type": "staged", "operations": [part] });
     let mut half = instance().await;
-    half["rolling"] = json!({ "key": "key", "parts": 2, "next": 1 });
+    half["rollForward"] = json!({ "key": "key", "parts": 2, "next": 1 });
     half["due"] = json!(1);
     put(&scene, &half).await;
     by_hand(&late, "i", Reason::HalfCommitted).await;
@@ -514,7 +521,7 @@ async fn what_was_left_half_way_is_gone_on_with() {
     assert_eq!(reasons(&diagnosis), [Reason::HalfCommitted], "{diagnosis:#?}");
     let done = repair(&late, &diagnosis).await;
     assert_eq!(done.done.len(), 1, "{done:#?}");
-    assert!(scene.of_kind("i", "staged").await.is_empty() && instance().await["rolling"].is_null());
+    assert!(scene.of_kind("i", "staged").await.is_empty() && instance().await["rollForward"].is_null());
     assert_eq!(scene.of_kind("i", "kv").await.len(), 1);
     // A deletion of which its coordinator knows nothing.
     let mut marked = instance().await;
@@ -555,7 +562,7 @@ async fn who_is_missing_is_said_where_nobody_takes_what_waits() {
         let slots = json!({ "from": 0, "to": 256 });
         json!({ "id": "member:m", "instanceId": "$d:fleet", "type": "member", "member": "m", "owners": owners,
                 "turns": { "need": ["0.1.0", "0.2.0"], "slots": slots },
-                "work": { "need": { "any": false, "untagged": true, "tags": [] }, "slots": slots } })
+                "activity": { "need": { "any": false, "untagged": true, "tags": [] }, "slots": slots } })
     };
     for document in scene.partition("$d:fleet").await {
         take_away(&scene, &document).await;
@@ -566,7 +573,7 @@ async fn who_is_missing_is_said_where_nobody_takes_what_waits() {
     put(&scene, &locked).await;
     provider.enqueue_for_orchestrator(external("turn", "x"), None).await.unwrap();
     age(&scene, "turn", "message", "due", 40_000).await;
-    age(&scene, "turn", "work", "due", 40_000).await;
+    age(&scene, "turn", "activity", "due", 40_000).await;
     let held = |owner: &str| {
         json!({ "id": "session", "instanceId": "$s:cart", "type": "session", "sessionId": "cart", "owner": owner,
                 "lockedUntil": 9_000_000_000_000_000u64, "lastActivity": 1 })
@@ -589,7 +596,7 @@ async fn who_is_missing_is_said_where_nobody_takes_what_waits() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_child_whose_parent_is_gone_is_an_orphan_and_a_message_that_is_not_delivered_is_named() {
     let scene = Scene::new(1);
-    let provider = scene.provider_with("worker", quiet().with_hand_over(false)).await;
+    let provider = scene.provider_with("worker", quiet().with_inline_claims(false)).await;
     parent_and_child(&provider).await;
     let (_, token, _) = next_turn(&provider, LONG).await;
     let metadata =
@@ -598,7 +605,7 @@ async fn a_child_whose_parent_is_gone_is_an_orphan_and_a_message_that_is_not_del
     commit(&provider, &token, events, Vec::new(), Vec::new(), metadata).await.unwrap();
     assert_eq!(diagnose(&provider, "child").await.findings, []);
     let mut parent = scene.of_kind("parent", "instance").await.remove(0);
-    parent["born"] = json!("another");
+    parent["incarnation"] = json!("another");
     put(&scene, &parent).await;
     by_hand(&provider, "child", Reason::Orphan).await;
     by_hand(&provider, "parent", Reason::LostChild).await;
@@ -617,7 +624,7 @@ async fn with_a_lost_activity(scene: &Scene, provider: &CosmosDBProvider) {
     let (_, token, _) = next_turn(provider, LONG).await;
     let events = vec![started("i", 1), scheduled_activity("i", 2)];
     commit(provider, &token, events, vec![activity("i", 2)], Vec::new(), running()).await.unwrap();
-    take_away(scene, &scene.of_kind("i", "work").await.remove(0)).await;
+    take_away(scene, &scene.of_kind("i", "activity").await.remove(0)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -631,14 +638,14 @@ async fn nothing_is_mended_while_a_turn_is_under_way_nor_what_has_moved_since() 
     let (_, token, _) = next_turn(&provider, LONG).await;
     let hindered = repair(&doctor, &diagnosis).await;
     assert!(hindered.done.is_empty() && hindered.hindered.unwrap().contains("a turn is under way"));
-    assert!(scene.of_kind("i", "work").await.is_empty());
+    assert!(scene.of_kind("i", "activity").await.is_empty());
     // The turn hears of the end of the activity in another way: there is nothing to mend any more.
     let kind = EventKind::ActivityCompleted { result: "done".to_owned() };
     let heard = duroxide::Event::with_event_id(3, "i", 1, Some(2), kind);
     commit(&provider, &token, vec![heard, note("i", 1, 4)], Vec::new(), Vec::new(), running()).await.unwrap();
     let nothing = repair(&doctor, &diagnosis).await;
     assert!(nothing.done.is_empty() && nothing.hindered.is_none(), "{nothing:#?}");
-    assert_eq!((nothing.after.unwrap().findings, scene.of_kind("i", "work").await.len()), (vec![], 0));
+    assert_eq!((nothing.after.unwrap().findings, scene.of_kind("i", "activity").await.len()), (vec![], 0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -661,7 +668,7 @@ async fn a_repair_depends_on_the_instance_being_as_it_was_looked_at() {
     gate.open();
     let repair = mending.await.unwrap();
     assert!(repair.done.is_empty(), "{repair:#?}");
-    assert!(scene.of_kind("i", "work").await.is_empty(), "an activity that was cancelled is not scheduled again");
+    assert!(scene.of_kind("i", "activity").await.is_empty(), "an activity that was cancelled is not scheduled again");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -679,7 +686,7 @@ async fn a_repair_that_is_cut_anywhere_is_finished_by_the_next() {
             repair(&again, &diagnosis).await;
             assert_eq!(diagnose(&again, "i").await.findings, [], "cut after {passing}");
             let (_, token, attempt) = next_work(&scene.provider("other").await, LONG).await;
-            assert_eq!((attempt, scene.of_kind("i", "work").await.len()), (1, 1), "cut after {passing}");
+            assert_eq!((attempt, scene.of_kind("i", "activity").await.len()), (1, 1), "cut after {passing}");
             drop(token);
             if let Ended::Returned(_) = ended {
                 assert!(passing > 3, "a repair has more than {passing} requests");
@@ -705,14 +712,14 @@ async fn those_that_stand_still_are_found_and_those_without_a_document_where_all
     age(&scene, "waits", "message", "due", HOUR).await;
     put(
         &scene,
-        &json!({ "id": "m:e:x", "instanceId": "parked", "type": "message", "due": 9_007_199_254_740_991u64, "seq": "1",
-                         "createdAt": 1, "item": serde_json::to_string(&external("parked", "x")).unwrap() }),
+        &json!({ "id": "m:e:x", "instanceId": "deferred", "type": "message", "due": 9_007_199_254_740_991u64, "seq": "1",
+                         "createdAt": 1, "item": serde_json::to_string(&external("deferred", "x")).unwrap() }),
     )
     .await;
     let suspects = |unmoved: u64, all: bool| {
         let later = &later;
         async move {
-            let mut suspects = later.doctor().await.unwrap().suspects(Duration::from_secs(unmoved), all);
+            let mut suspects = later.doctor().await.unwrap().scan(Duration::from_secs(unmoved), all);
             let mut found = Vec::new();
             while let Some(page) = suspects.next().await.unwrap() {
                 found.extend(page);
@@ -723,9 +730,9 @@ async fn those_that_stand_still_are_found_and_those_without_a_document_where_all
     };
     assert_eq!(suspects(60, false).await, ["still 0", "still 1", "still 2", "waits"]);
     assert_eq!(suspects(7_200, false).await, ["waits"], "they have moved since");
-    assert_eq!(suspects(60, true).await, ["ended", "headless", "parked", "still 0", "still 1", "still 2", "waits"]);
-    mended(&later, "parked", Reason::LostInstance).await;
-    assert_eq!(scene.of_kind("parked", "instance").await[0]["parked"], true);
+    assert_eq!(suspects(60, true).await, ["ended", "headless", "deferred", "still 0", "still 1", "still 2", "waits"]);
+    mended(&later, "deferred", Reason::LostInstance).await;
+    assert_eq!(scene.of_kind("deferred", "instance").await[0]["deferred"], true);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -779,7 +786,7 @@ async fn instances_that_run_are_well_whenever_they_are_looked_at() {
     let looking = async {
         let doctor = store.doctor().await.unwrap();
         loop {
-            let mut suspects = doctor.suspects(Duration::ZERO, true);
+            let mut suspects = doctor.scan(Duration::ZERO, true);
             while let Some(page) = suspects.next().await.unwrap() {
                 for instance in page {
                     if let Some(diagnosis) = doctor.diagnose(&instance).await.unwrap() {

@@ -99,7 +99,7 @@ async fn provider_in(account: &LocalAccount, name: &str, regions: [&str; 2]) -> 
     let regions = regions.iter().map(|region| Region::new((*region).to_owned())).collect();
     let client = CosmosClientBuilder::new().with_runtime(runtime);
     let client = client.build(account.reference(), RoutingStrategy::PreferredRegions(regions)).await.expect("a client");
-    CosmosDBProvider::new_with_client(&client, quiet().with_hand_over(false)).await.expect("a provider")
+    CosmosDBProvider::new_with_client(&client, quiet().with_inline_claims(false)).await.expect("a provider")
 }
 
 /// Whether a request applies a part of a committed turn: it deletes the part's document.
@@ -165,7 +165,7 @@ async fn headless(scene: &Scene, provider: &CosmosDBProvider) -> Value {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_instance_is_made_again_after_a_worker_has_looked_at_one_of_its_messages() {
     let scene = Scene::new(1);
-    headless(&scene, &scene.provider_with("first", quiet().with_hand_over(false)).await).await;
+    headless(&scene, &scene.provider_with("first", quiet().with_inline_claims(false)).await).await;
     let worker = scene.provider("worker").await;
     worker.enqueue_for_orchestrator(external("i", "x"), None).await.unwrap();
     let looked = worker.fetch_orchestration_item(LONG, NOW, None).await.expect("a fetch that works");
@@ -182,10 +182,10 @@ async fn a_lost_instance_is_made_again_over_what_claims_have_left_of_it() {
     for parked in [false, true] {
         let scene = Scene::new(1);
         let before = headless(&scene, &scene.provider("first").await).await;
-        let mut left = json!({ "id": "instance", "instanceId": "i", "type": "instance", "execution": 1, "born": "other",
+        let mut left = json!({ "id": "instance", "instanceId": "i", "type": "instance", "execution": 1, "incarnation": "other",
                                "createdAt": now(), "updatedAt": now(), "startedAt": now(), "due": now() });
         if parked {
-            left["parked"] = true.into();
+            left["deferred"] = true.into();
             let item = serde_json::to_string(&external("i", "x")).unwrap();
             put(
                 &scene,
@@ -205,14 +205,14 @@ async fn a_lost_instance_is_made_again_over_what_claims_have_left_of_it() {
         for field in ["execution", "status", "name", "version", "events", "totals", "epoch", "turn"] {
             assert_eq!(made[field], before[field], "{field}");
         }
-        assert_eq!((made["lock"].is_null(), made["parked"] == true), (true, parked), "{made}");
+        assert_eq!((made["lock"].is_null(), made["deferred"] == true), (true, parked), "{made}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_child_that_has_lost_its_document_is_not_started_again() {
     let scene = Scene::new(1);
-    let provider = scene.provider_with("worker", quiet().with_hand_over(false)).await;
+    let provider = scene.provider_with("worker", quiet().with_inline_claims(false)).await;
     provider.enqueue_for_orchestrator(start("parent"), None).await.unwrap();
     let (_, token, _) = next_turn(&provider, LONG).await;
     let (name, instance, input) = ("Orchestration".to_owned(), "child".to_owned(), "{}".to_owned());
@@ -227,7 +227,7 @@ async fn a_child_that_has_lost_its_document_is_not_started_again() {
     take_away(&scene, &only(&scene, "child", "instance").await).await;
     put(
         &scene,
-        &json!({ "id": "instance", "instanceId": "child", "type": "instance", "execution": 1, "parked": true }),
+        &json!({ "id": "instance", "instanceId": "child", "type": "instance", "execution": 1, "deferred": true }),
     )
     .await;
     let doctor = scene.provider("doctor").await;
@@ -264,7 +264,7 @@ async fn an_instance_is_not_made_from_a_history_that_is_deleted_meanwhile() {
 // ----------------------------------------------------------------------------------------------------- missed before
 
 async fn suspects(provider: &CosmosDBProvider) -> Vec<String> {
-    let mut suspects = provider.doctor().await.unwrap().suspects(Duration::from_secs(600), false);
+    let mut suspects = provider.doctor().await.unwrap().scan(Duration::from_secs(600), false);
     let mut found = Vec::new();
     while let Some(page) = suspects.next().await.unwrap() {
         found.extend(page);
@@ -435,7 +435,7 @@ async fn waiting_activity(scene: &Scene, provider: &CosmosDBProvider, takes: Val
     let (_, token, _) = next_turn(provider, LONG).await;
     let events = vec![started("i", 1), scheduled("i", 2)];
     commit(provider, &token, events, vec![activity("i", 2)], Vec::new(), running()).await.unwrap();
-    let mut work = only(scene, "i", "work").await;
+    let mut work = only(scene, "i", "activity").await;
     work["due"] = (now() - 60_000).into();
     put(scene, &work).await;
     for document in scene.partition("$d:fleet").await {
@@ -445,7 +445,7 @@ async fn waiting_activity(scene: &Scene, provider: &CosmosDBProvider, takes: Val
     let mut member = json!({ "id": "member:m", "instanceId": "$d:fleet", "type": "member", "member": "m", "owners": [],
                              "turns": { "need": ["0.1.0", "0.2.0"], "slots": slots } });
     if !takes.is_null() {
-        member["work"] = json!({ "need": takes, "slots": slots });
+        member["activity"] = json!({ "need": takes, "slots": slots });
     }
     put(scene, &member).await;
 }
@@ -470,7 +470,7 @@ async fn a_doctor_whose_clock_is_ahead_judges_by_the_service_s_time() {
     let detail = by_hand(&ahead, "i", Reason::Late).await;
     assert!(detail.contains("1 processes could take it"), "the member has just been heard of: {detail}");
     // A message of a moment ago is not late, and a turn that is under way stays its worker's.
-    take_away(&scene, &only(&scene, "i", "work").await).await;
+    take_away(&scene, &only(&scene, "i", "activity").await).await;
     provider.enqueue_for_orchestrator(external("i", "x"), None).await.unwrap();
     let diagnosis = diagnose(&ahead, "i").await;
     assert_eq!(reasons(&diagnosis), [Reason::LostActivity], "{diagnosis:#?}");
@@ -512,7 +512,7 @@ async fn a_doctor_that_may_not_write_diagnoses_all_the_same() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_instance_between_two_executions_has_not_ended_and_its_lost_start_is_found() {
     let scene = Scene::new(1);
-    let worker = scene.provider_with("worker", quiet().with_hand_over(false)).await;
+    let worker = scene.provider_with("worker", quiet().with_inline_claims(false)).await;
     worker.enqueue_for_orchestrator(start("i"), None).await.unwrap();
     let (_, token, _) = next_turn(&worker, LONG).await;
     let continued = EventKind::OrchestrationContinuedAsNew { input: "{}".to_owned() };

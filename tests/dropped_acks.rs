@@ -55,8 +55,8 @@ fn every() -> impl Iterator<Item = (Call, bool)> {
 const MOMENT: Duration = Duration::from_millis(20);
 
 /// A provider whose messages are delivered by the turn that sends them, and by no recovery.
-async fn provider(scene: &Scene, name: &str, hand_over: bool) -> CosmosDBProvider {
-    scene.provider_with(name, quiet().with_reconciler_age_threshold(LONG).with_hand_over(hand_over)).await
+async fn provider(scene: &Scene, name: &str, inline_claims: bool) -> CosmosDBProvider {
+    scene.provider_with(name, quiet().with_reconciler_age_threshold(LONG).with_inline_claims(inline_claims)).await
 }
 
 type Calling<'a> = BoxFuture<'a, Result<(), ProviderError>>;
@@ -162,25 +162,25 @@ impl<T> Future for Polls<'_, T> {
 
 #[tokio::test]
 async fn a_call_dropped_after_any_number_of_polls_is_finished() {
-    for (call, hand_over) in every() {
+    for (call, inline_claims) in every() {
         for polls in 1.. {
             let scene = Scene::new(1);
-            let a = provider(&scene, "a", hand_over).await;
+            let a = provider(&scene, "a", inline_claims).await;
             let calling = prepare(&a, call).await;
             if let Some(returned) = (Polls { future: Some(calling), left: polls }).await {
                 returned.unwrap();
                 assert!(polls > 1, "{call:?}: a call that never waits was not dropped at all");
                 break;
             }
-            goes_on(&a, call, &format!("{call:?}, hand-over: {hand_over}, dropped after {polls} polls")).await;
+            goes_on(&a, call, &format!("{call:?}, hand-over: {inline_claims}, dropped after {polls} polls")).await;
         }
     }
 }
 
 /// Drops a call while the request after `passing` others is held; whether there was such a request.
-async fn drop_at((call, hand_over): (Call, bool), passing: u64, before: bool) -> bool {
+async fn drop_at((call, inline_claims): (Call, bool), passing: u64, before: bool) -> bool {
     let scene = Scene::new(1);
-    let a = provider(&scene, "a", hand_over).await;
+    let a = provider(&scene, "a", inline_claims).await;
     let calling = prepare(&a, call).await;
     let gate = Gate::new();
     let hold = if before { WireAction::HoldBefore(gate.clone()) } else { WireAction::HoldAfter(gate.clone()) };
@@ -198,7 +198,7 @@ async fn drop_at((call, hand_over): (Call, bool), passing: u64, before: bool) ->
     gate.open();
     let number = passing + 1;
     let case =
-        format!("{call:?}, hand-over: {hand_over}, dropped with request {number} held, before the store: {before}");
+        format!("{call:?}, hand-over: {inline_claims}, dropped with request {number} held, before the store: {before}");
     goes_on(&a, call, &case).await;
     true
 }

@@ -81,7 +81,7 @@ async fn every_parent_hears_of_each_child_once_whatever_the_wire_does() {
     let mut runtimes = Vec::new();
     for worker in 0..WORKERS {
         let config = quiet()
-            .with_sweep_interval(Duration::from_millis(500))
+            .with_poll_interval(Duration::from_millis(500))
             .with_reconciler_age_threshold(Duration::from_millis(500));
         let provider = Arc::new(scene.provider_with(&format!("worker {worker}"), config).await);
         let options = RuntimeOptions { orchestration_concurrency: 4, worker_concurrency: 4, ..Default::default() };
@@ -119,7 +119,7 @@ async fn every_parent_hears_of_each_child_once_whatever_the_wire_does() {
     let left = store.fetch_orchestration_item(LONG, NOW, None).await.unwrap();
     assert!(left.is_none(), "a turn is left: {left:?}");
     let left: Vec<_> = scene.documents().await;
-    let kinds = ["message", "work", "payload", "intent", "staged"];
+    let kinds = ["message", "activity", "payload", "intent", "staged"];
     let left: Vec<_> = left.iter().filter(|d| kinds.iter().any(|kind| d["type"] == *kind)).collect();
     assert!(left.is_empty(), "{left:?}");
 }

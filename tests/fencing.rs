@@ -73,7 +73,7 @@ impl Takeover {
             assert_eq!(provider.read(INSTANCE).await.expect("a history"), new_turn().events);
             assert!(fetch_now(provider, LONG).await.is_none(), "a message was handled twice");
         }
-        let work = self.site.documents_of(INSTANCE, "work").await;
+        let work = self.site.documents_of(INSTANCE, "activity").await;
         assert_eq!(work.len(), new_turn().activities.len());
         assert!(self.site.documents_of(INSTANCE, "staged").await.is_empty());
     }
@@ -152,7 +152,7 @@ async fn a_batch_comes_late(late: Late, end: End, new_owner: NewOwner) -> bool {
 
 /// Whether a batch commits a turn whose parts are staged.
 fn commits_parts(body: Option<Value>) -> bool {
-    body.is_some_and(|body| body[0]["resourceBody"]["rolling"].is_object())
+    body.is_some_and(|body| body[0]["resourceBody"]["rollForward"].is_object())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -277,7 +277,7 @@ async fn of_two_identical_acks_exactly_one_succeeds() {
             first.expect("the first");
             assert_refused(second);
             assert_eq!(site.provider("b").await.read(INSTANCE).await.expect("a history"), delta.events);
-            assert_eq!(site.documents_of(INSTANCE, "work").await.len() as u64, activities);
+            assert_eq!(site.documents_of(INSTANCE, "activity").await.len() as u64, activities);
         }
     }
 }
@@ -345,7 +345,7 @@ async fn a_large_failure_ack_after_a_refused_large_turn_applies_nothing_of_that_
     Delta::failure(INSTANCE, 2).ack(&a, &token).await.expect("the failure can be recorded");
     let history = site.provider("b").await.read(INSTANCE).await.expect("a history");
     assert_eq!(turns::ids(&history), [1, 2]);
-    assert!(site.documents_of(INSTANCE, "work").await.is_empty(), "activities of the turn that was refused");
+    assert!(site.documents_of(INSTANCE, "activity").await.is_empty(), "activities of the turn that was refused");
     assert!(site.documents_of(INSTANCE, "message").await.is_empty());
 }
 
@@ -369,7 +369,7 @@ async fn a_cancelled_activity_that_a_worker_has_taken_is_gone_and_the_worker_is_
     for activities in [5, 150] {
         let (site, a, worker, delta, token, item, work) = about_to_cancel(activities).await;
         delta.ack(&a, &token).await.expect("the turn commits");
-        assert!(site.documents_of(INSTANCE, "work").await.is_empty());
+        assert!(site.documents_of(INSTANCE, "activity").await.is_empty());
         assert_refused(worker.renew_work_item_lock(&work, LONG).await);
         assert_refused(worker.ack_work_item(&work, Some(completion(INSTANCE, activity_id(&item), "late"))).await);
         assert!(site.documents_of(INSTANCE, "message").await.is_empty());
@@ -384,7 +384,7 @@ async fn an_activity_that_a_worker_finished_in_the_meantime_does_not_keep_the_tu
         let done = completion(INSTANCE, activity_id(&item), "done");
         worker.ack_work_item(&work, Some(done.clone())).await.expect("it was not cancelled yet");
         delta.ack(&a, &token).await.expect("the turn commits");
-        assert!(site.documents_of(INSTANCE, "work").await.is_empty());
+        assert!(site.documents_of(INSTANCE, "activity").await.is_empty());
         let (item, _) = fetch(&site.provider("b").await, LONG).await;
         assert_eq!(item.messages, [done]);
         assert_eq!(item.history.len() as u64, activities + 2);
@@ -403,7 +403,7 @@ async fn an_activity_that_a_worker_finishes_while_the_commit_is_on_its_way_does_
     worker.ack_work_item(&work, Some(done.clone())).await.expect("it was not cancelled yet");
     gate.open();
     within("the commit", ack).await.expect("no panic").expect("the turn commits");
-    assert!(site.documents_of(INSTANCE, "work").await.is_empty());
+    assert!(site.documents_of(INSTANCE, "activity").await.is_empty());
     let (item, _) = fetch(&site.provider("b").await, LONG).await;
     assert_eq!((item.messages, item.history.len()), (vec![done], 7));
 }

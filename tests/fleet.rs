@@ -6,7 +6,7 @@
 mod scene;
 
 use duroxide::providers::{DispatcherCapabilityFilter, Provider, SemverRange, SessionFetchConfig, TagFilter, WorkItem};
-use duroxide_cosmos::{CosmosDBProvider, CosmosDBProviderConfig, LeaseProvider, Place, Slot, SlotRange};
+use duroxide_cosmos::{CosmosDBProvider, CosmosDBProviderConfig, LeaseProvider, MemberPosition, Slot, SlotRange};
 use duroxide_cosmos_emulator::{RequestKind, WireAction, WireRequest, WireRule};
 use scene::*;
 use serde_json::Value;
@@ -15,7 +15,7 @@ use tokio::{sync::mpsc, task::JoinHandle};
 
 /// Nothing is found by a sweep.
 fn no_sweeps() -> CosmosDBProviderConfig {
-    quiet().with_sweep_interval(Duration::from_secs(3_600)).with_bell_interval(Duration::from_millis(50))
+    quiet().with_poll_interval(Duration::from_secs(3_600)).with_wakeup_interval(Duration::from_millis(50))
 }
 
 /// What a member has got.
@@ -228,7 +228,7 @@ async fn an_activity_of_a_session_is_found_by_the_process_that_owns_it_whoever_s
     // Another process has workers of its own, and tries before it knows whose the session is.
     let other =
         Member::begin(&scene, "other", no_sweeps(), vec![Role::Work(TagFilter::Any, session("other"))], &send).await;
-    members(&scene, |members| are_shared(members, "work", 2)).await;
+    members(&scene, |members| are_shared(members, "activity", 2)).await;
     for n in 0..6 {
         let instance = format!("i{n}");
         begin(other.provider.as_ref(), &instance, vec![activity_with(&instance, 2, Some("s"), None)], Vec::new()).await;
@@ -296,7 +296,7 @@ async fn a_member_that_comes_takes_its_share_and_one_that_leaves_hands_over_at_o
         while next(&mut got).await != ("a".to_owned(), instance.clone()) {}
     }
     assert_eq!(left.len(), 1);
-    let bells = scene.documents().await.into_iter().filter(|document| document["type"] == "bell").count();
+    let bells = scene.documents().await.into_iter().filter(|document| document["type"] == "wakeup").count();
     assert_eq!(bells, 1, "what left has left nothing");
     a.die();
 }
@@ -409,7 +409,7 @@ async fn a_ring_that_is_lost_fails_nothing_and_a_sweep_finds_what_it_was_about()
 struct Fixed(SlotRange);
 
 impl LeaseProvider for Fixed {
-    fn slots(&self, _place: Place) -> SlotRange {
+    fn slots(&self, _place: MemberPosition) -> SlotRange {
         self.0
     }
 }
@@ -453,7 +453,7 @@ async fn dispatchers_that_take_different_things_in_one_process_are_told_of_both(
     let roles = vec![Role::Work(tagged("gpu"), None), Role::Work(tagged("cpu"), None)];
     let worker = Member::begin(&scene, "worker", no_sweeps(), roles, &send).await;
     let takes_both = |members: &[Value]| {
-        members.len() == 1 && members[0]["work"]["need"]["tags"] == serde_json::json!(["cpu", "gpu"])
+        members.len() == 1 && members[0]["activity"]["need"]["tags"] == serde_json::json!(["cpu", "gpu"])
     };
     members(&scene, takes_both).await;
     // Both keep asking, and neither is news to the other.
@@ -480,7 +480,7 @@ async fn a_ring_that_another_overwrites_before_it_is_heard_is_not_lost() {
         scene.provider_with("third", no_sweeps()).await,
     ];
     // Nothing is heard until all have rung.
-    let is_bell = |request: &WireRequest<'_>| request.document_id == Some("bell") && request.method == "GET";
+    let is_bell = |request: &WireRequest<'_>| request.document_id == Some("wakeup") && request.method == "GET";
     let deaf = scene.account.wire().add(WireRule::new(WireAction::FailConnection).client("a").matching(is_bell));
     let mut started = BTreeSet::new();
     for (n, client) in clients.iter().enumerate() {
@@ -567,10 +567,10 @@ async fn the_end_of_an_activity_is_heard_of_although_its_ring_was_overwritten_an
         let (events, scheduled) = (vec![started(instance, 1)], vec![activity(instance, 2)]);
         commit(a, &token, events, scheduled, Vec::new(), running()).await.unwrap();
     }
-    let is_bell = |request: &WireRequest<'_>| request.document_id == Some("bell") && request.method == "GET";
+    let is_bell = |request: &WireRequest<'_>| request.document_id == Some("wakeup") && request.method == "GET";
     let deaf = scene.account.wire().add(WireRule::new(WireAction::FailConnection).client("a").matching(is_bell));
     let rings = || async {
-        let bells = scene.documents().await.into_iter().filter(|document| document["type"] == "bell");
+        let bells = scene.documents().await.into_iter().filter(|document| document["type"] == "wakeup");
         bells.map(|bell| bell["ring"].clone()).map(|ring| ring.to_string()).collect::<BTreeSet<_>>()
     };
     for worker in &workers {
@@ -600,7 +600,7 @@ async fn figures_that_every_runtime_asks_for_are_worked_out_by_one_member_and_ex
     let a = Member::begin(&scene, "a", no_sweeps(), nothing(), &got).await;
     let b = Member::begin(&scene, "b", no_sweeps(), nothing(), &got).await;
     let c = Member::begin(&scene, "c", hours_ahead, nothing(), &got).await;
-    members(&scene, |members| are_shared(members, "work", 3)).await;
+    members(&scene, |members| are_shared(members, "activity", 3)).await;
 
     let instances = |member: &Member| {
         let provider = member.provider.clone();
@@ -629,7 +629,7 @@ async fn sessions_are_cleaned_up_by_one_member() {
     let (got, _keep) = mpsc::unbounded_channel();
     let a = Member::begin(&scene, "a", no_sweeps(), nothing(), &got).await;
     let b = Member::begin(&scene, "b", no_sweeps(), nothing(), &got).await;
-    members(&scene, |members| are_shared(members, "work", 2)).await;
+    members(&scene, |members| are_shared(members, "activity", 2)).await;
     // A session whose owner is long gone.
     let leave_behind = |session: &'static str| {
         let client = &client;

@@ -24,7 +24,7 @@ const CHILD: &str = "child";
 /// Nothing is found by a sweep, and nobody delivers what another is delivering.
 fn no_sweeps() -> CosmosDBProviderConfig {
     let hour = Duration::from_secs(3_600);
-    quiet().with_sweep_interval(hour).with_reconciler_age_threshold(hour)
+    quiet().with_poll_interval(hour).with_reconciler_age_threshold(hour)
 }
 
 /// A provider whose dispatchers wait, and what they get.
@@ -62,7 +62,7 @@ impl Crew {
         }
         // Who waits for half a second says so.
         let is_there = |member: &Value| {
-            (runners == 0 || !member["turns"].is_null()) && (workers == 0 || !member["work"].is_null())
+            (runners == 0 || !member["turns"].is_null()) && (workers == 0 || !member["activity"].is_null())
         };
         let looking = async {
             while !scene.of_kind("$d:fleet", "member").await.iter().any(is_there) {
@@ -182,7 +182,7 @@ fn hands_over(request: &WireRequest<'_>) -> bool {
     let body = request.json().unwrap_or_default();
     let operations = body.as_array().map(Vec::as_slice).unwrap_or_default();
     let locks = |operation: &Value| !operation["resourceBody"]["lock"].is_null();
-    let encloses = |operation: &Value| !operation["resourceBody"]["enclosed"].is_null();
+    let encloses = |operation: &Value| !operation["resourceBody"]["inlined"].is_null();
     let with_something = operations.len() > 1 || operations.iter().any(encloses);
     goes_to(request, INSTANCE) && request.kind == RequestKind::Batch && with_something && operations.iter().any(locks)
 }
@@ -233,7 +233,7 @@ async fn nothing_is_left(scene: &Scene) {
     let instance = documents.iter().find(|document| document["type"] == "instance").expect("the instance");
     assert!(instance["due"].is_null(), "{instance}");
     assert_eq!(instance["status"], "Completed");
-    let left = documents.iter().find(|document| ["work", "message"].iter().any(|kind| document["type"] == *kind));
+    let left = documents.iter().find(|document| ["activity", "message"].iter().any(|kind| document["type"] == *kind));
     assert!(left.is_none(), "{left:?}");
 }
 
@@ -243,7 +243,7 @@ async fn each_step_of_an_orchestration_is_one_request_with_the_claim_of_the_next
     for (on, expected) in [(true, vec![Batch; 4]), (false, vec![Create, Create, Batch, Replace, Batch, Replace, Batch])]
     {
         let scene = Scene::new(1);
-        let mut crew = Crew::begin(&scene, no_sweeps().with_hand_over(on), 3, 3).await;
+        let mut crew = Crew::begin(&scene, no_sweeps().with_inline_claims(on), 3, 3).await;
         let sent = Sent::record(&scene);
         assert_eq!(hello(&mut crew).await, [1, 1, 1]);
         assert_eq!(sent.to(INSTANCE), expected, "{on}");
@@ -395,7 +395,7 @@ async fn an_activity_that_nobody_comes_back_for_is_given_back() {
     provider.ack_work_item(&token, Some(done(INSTANCE, 2))).await.unwrap();
     let locked = |documents: &[Value]| documents.iter().any(|document| !document["lock"].is_null());
     let given_back = async {
-        while locked(&scene.of_kind(INSTANCE, "work").await) {
+        while locked(&scene.of_kind(INSTANCE, "activity").await) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
@@ -601,18 +601,18 @@ async fn a_message_that_is_handed_over_is_in_the_instance_s_document_until_its_t
     crew.start().await;
     let (_, token, _) = crew.turn().await;
     let instance = document(&scene, INSTANCE).await;
-    assert!(instance["enclosed"]["item"].as_str().unwrap().contains("StartOrchestration"), "{instance}");
+    assert!(instance["inlined"]["item"].as_str().unwrap().contains("StartOrchestration"), "{instance}");
     assert_eq!(instance["due"], instance["lock"]["until"], "a poll finds it when the lock has ended");
     assert!(letters(&scene, INSTANCE).await.is_empty());
     crew.commit(&token, true, vec![activity(INSTANCE, 2)]).await;
     let instance = document(&scene, INSTANCE).await;
-    assert!(instance["enclosed"].is_null() && instance["due"].is_null(), "{instance}");
+    assert!(instance["inlined"].is_null() && instance["due"].is_null(), "{instance}");
     let (_, token, _) = crew.activity().await;
     crew.provider.ack_work_item(&token, Some(done(INSTANCE, 2))).await.unwrap();
     let (turn, token, _) = crew.turn().await;
     assert_eq!(turn.messages, [done(INSTANCE, 2)]);
     let instance = document(&scene, INSTANCE).await;
-    assert!(instance["enclosed"]["item"].as_str().unwrap().contains("ActivityCompleted"), "{instance}");
+    assert!(instance["inlined"]["item"].as_str().unwrap().contains("ActivityCompleted"), "{instance}");
     assert_eq!(instance["due"], instance["lock"]["until"]);
     crew.commit(&token, false, Vec::new()).await;
     nothing_is_left(&scene).await;
@@ -630,7 +630,7 @@ async fn a_large_message_has_a_document_of_its_own() {
     crew.provider.enqueue_for_orchestrator(large.clone(), None).await.unwrap();
     let (turn, token, _) = crew.turn().await;
     assert_eq!(turn.messages, [large]);
-    assert!(document(&scene, INSTANCE).await["enclosed"].is_null());
+    assert!(document(&scene, INSTANCE).await["inlined"].is_null());
     assert_eq!(letters(&scene, INSTANCE).await, ["message"]);
     crew.complete(&token, 1).await;
     assert_eq!(sent.to(INSTANCE), [RequestKind::Batch; 2]);
@@ -663,7 +663,7 @@ async fn an_abandoned_turn_writes_its_message_out_and_counts_as_any_other() {
                 crew.stop().await;
                 crew.provider.abandon_orchestration_item(&token, delay, ignored).await.unwrap();
                 let instance = document(&scene, INSTANCE).await;
-                assert!(instance["enclosed"].is_null() && instance["lock"].is_null(), "{case}: {instance}");
+                assert!(instance["inlined"].is_null() && instance["lock"].is_null(), "{case}: {instance}");
                 assert_eq!(letters(&scene, INSTANCE).await, ["message"], "{case}");
                 // Whoever takes it, and the one after that, counts the attempts so far.
                 let other = scene.provider_with("other", hours_ahead()).await;
@@ -707,7 +707,7 @@ async fn a_turn_that_is_renewed_keeps_its_message_in_sight() {
     let before = document(&scene, INSTANCE).await;
     crew.provider.renew_orchestration_item_lock(&token, LONG * 2).await.unwrap();
     let after = document(&scene, INSTANCE).await;
-    assert_eq!(after["enclosed"], before["enclosed"]);
+    assert_eq!(after["inlined"], before["inlined"]);
     assert_eq!(after["due"], after["lock"]["until"]);
     assert!(after["due"].as_u64() > before["due"].as_u64());
     crew.commit(&token, false, Vec::new()).await;
@@ -722,8 +722,11 @@ async fn a_turn_in_parts_consumes_an_enclosed_message() {
     let (_, token, _) = crew.turn().await;
     crew.commit(&token, true, (2..252).map(|id| activity(INSTANCE, id)).collect()).await;
     let instance = document(&scene, INSTANCE).await;
-    assert!(instance["enclosed"].is_null() && instance["due"].is_null() && instance["rolling"].is_null(), "{instance}");
-    assert_eq!(scene.of_kind(INSTANCE, "work").await.len(), 250);
+    assert!(
+        instance["inlined"].is_null() && instance["due"].is_null() && instance["rollForward"].is_null(),
+        "{instance}"
+    );
+    assert_eq!(scene.of_kind(INSTANCE, "activity").await.len(), 250);
     assert!(letters(&scene, INSTANCE).await.is_empty());
 }
 
@@ -777,7 +780,7 @@ async fn a_copy_beside_an_enclosed_message_of_the_dead_is_not_in_the_turn_twice(
     crew.stop().await;
     // The message was written again, as by a client whose answer was lost.
     let instance = document(&scene, INSTANCE).await;
-    let mut copy = instance["enclosed"].clone();
+    let mut copy = instance["inlined"].clone();
     (copy["instanceId"], copy["type"]) = (instance["instanceId"].clone(), "message".into());
     let id = copy["id"].as_str().expect("its id").to_owned();
     scene.container().await.create_item(INSTANCE, &id, copy, None).await.unwrap();
@@ -831,5 +834,5 @@ async fn a_delivery_that_was_consumed_is_not_enclosed_again() {
     assert_eq!(letters(&scene, INSTANCE).await, ["delivered"]);
     assert!(sent.to(INSTANCE).is_empty(), "nothing is written");
     let instance = document(&scene, INSTANCE).await;
-    assert!(instance["enclosed"].is_null() && instance["lock"].is_null(), "{instance}");
+    assert!(instance["inlined"].is_null() && instance["lock"].is_null(), "{instance}");
 }

@@ -130,7 +130,7 @@ async fn documents_that_cant_be_read_hide_nothing_and_nobody() {
     let scene = Scene::new(1);
     let maker = scene.provider("maker").await;
     let unreadable = [
-        serde_json::json!({"id": "w:bad", "instanceId": "front", "type": "work", "due": 1, "seq": 7}),
+        serde_json::json!({"id": "w:bad", "instanceId": "front", "type": "activity", "due": 1, "seq": 7}),
         serde_json::json!({"id": "m:bad", "instanceId": "front", "type": "message", "due": -1.5, "seq": "1"}),
         serde_json::json!({"id": "member:bad", "instanceId": "$d:fleet", "type": "member", "member": 7}),
     ];
@@ -157,7 +157,7 @@ async fn documents_that_cant_be_read_hide_nothing_and_nobody() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_partition_that_does_not_answer_hides_none_of_the_others() {
     let scene = Scene::new(3);
-    let waiting = scene.provider_with("waiting", quiet().with_sweep_interval(Duration::from_secs(3_600))).await;
+    let waiting = scene.provider_with("waiting", quiet().with_poll_interval(Duration::from_secs(3_600))).await;
     let maker = scene.provider("maker").await;
     let mut instances = Vec::new();
     for n in 0..12 {

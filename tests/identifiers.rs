@@ -97,7 +97,7 @@ async fn names_of_any_characters_work_for_instances_sessions_tags_and_keys() {
     }
     // Sessions are nobody's. The markers of the children's starts expire by themselves. Nothing else is left.
     let mut left = scene.documents().await;
-    left.retain(|document| !["format", "member", "bell", "delivered"].iter().any(|kind| document["type"] == *kind));
+    left.retain(|document| !["format", "member", "wakeup", "delivered"].iter().any(|kind| document["type"] == *kind));
     assert_eq!(left.len(), names.len(), "a session for each name: {left:?}");
     assert!(left.iter().all(|document| document["type"] == "session"));
 }

@@ -61,7 +61,7 @@ async fn an_activity_whose_claim_was_slow_is_given_back_uncounted() {
     let (_, _, attempts) = next_work(&a, LOCK).await;
     let returned = now();
     assert_eq!(attempts, 1);
-    let work = scene.of_kind(INSTANCE, "work").await.pop().unwrap();
+    let work = scene.of_kind(INSTANCE, "activity").await.pop().unwrap();
     let left = Duration::from_millis(work["lock"]["until"].as_u64().unwrap().saturating_sub(returned));
     assert!(left > LOCK / 2 - Duration::from_millis(500), "{left:?}");
 }
@@ -115,7 +115,7 @@ async fn shutting_down_gives_back_what_is_held_although_a_look_gets_no_answer() 
     });
     looks.reached().await;
     a.shutdown_within(Duration::from_secs(2)).await;
-    let work = scene.of_kind(INSTANCE, "work").await;
+    let work = scene.of_kind(INSTANCE, "activity").await;
     assert!(work[0].get("lock").is_none_or(serde_json::Value::is_null), "{work:?}");
     assert!(waiting.await.unwrap().unwrap().is_none());
 }

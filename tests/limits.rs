@@ -186,7 +186,7 @@ async fn a_cancelled_activity_leaves_no_input_behind() {
         .collect();
     let events = vec![note(INSTANCE, 1, 5)];
     provider.ack_orchestration_item(&token, 1, events, Vec::new(), Vec::new(), running(), cancelled).await.unwrap();
-    for kind in ["work", "payload", "message"] {
+    for kind in ["activity", "payload", "message"] {
         assert!(scene.of_kind(INSTANCE, kind).await.is_empty(), "{kind}");
     }
 }
@@ -209,7 +209,7 @@ async fn a_cleared_key_leaves_no_document_once_its_execution_has_ended() {
     let provider = scene.provider("a").await;
     begin(&provider, INSTANCE, Vec::new(), Vec::new()).await;
     // Set and cleared by the same execution, in one turn and in two: nobody needs to know.
-    values(&provider, 2, vec![set("a"), clear("a"), set("b"), set("kept")], running()).await;
+    values(&provider, 2, vec![set("a"), clear("a"), set("b"), set("sharedResult")], running()).await;
     values(&provider, 6, vec![clear("b")], running()).await;
     assert_eq!(scene.of_kind(INSTANCE, "kv").await.len(), 1);
     // Values of the execution before are in the snapshot of the next until that ends, cleared or not.
@@ -220,10 +220,10 @@ async fn a_cleared_key_leaves_no_document_once_its_execution_has_ended() {
     let (_, token, _) = next_turn(&provider, LONG).await;
     commit(&provider, &token, vec![started(INSTANCE, 2)], Vec::new(), Vec::new(), running()).await.unwrap();
     values(&provider, 2, vec![EventKind::KeyValuesCleared], running()).await;
-    assert_eq!(provider.get_kv_value(INSTANCE, "kept").await.unwrap(), None);
+    assert_eq!(provider.get_kv_value(INSTANCE, "sharedResult").await.unwrap(), None);
     provider.enqueue_for_orchestrator(external(INSTANCE, "look"), None).await.unwrap();
     let (item, token, _) = next_turn(&provider, LONG).await;
-    assert!(item.kv_snapshot.contains_key("kept"));
+    assert!(item.kv_snapshot.contains_key("sharedResult"));
     provider.abandon_orchestration_item(&token, None, true).await.unwrap();
     let (_, token, _) = next_turn(&provider, LONG).await;
     commit(&provider, &token, vec![completed(INSTANCE, 2, 3)], Vec::new(), Vec::new(), ended("Completed"))
@@ -245,13 +245,13 @@ async fn an_activity_that_cant_be_read_is_counted_put_off_and_fails_in_the_end()
     let scene = Scene::new(1);
     let (sender, worker) = (scene.provider("sender").await, scene.provider("worker").await);
     begin(&sender, INSTANCE, vec![activity(INSTANCE, 2)], Vec::new()).await;
-    tamper(&scene, "work", |work| work["item"] = json!("{\"FromTheFuture\":{}}")).await;
+    tamper(&scene, "activity", |work| work["item"] = json!("{\"FromTheFuture\":{}}")).await;
     let fetched = worker.fetch_work_item(LONG, NOW, None, &TagFilter::Any).await.unwrap();
     assert!(fetched.is_none());
-    let work = scene.of_kind(INSTANCE, "work").await.pop().unwrap();
+    let work = scene.of_kind(INSTANCE, "activity").await.pop().unwrap();
     assert_eq!((work["attempts"].as_u64(), work["lock"].is_null()), (Some(1), true));
     // The last attempt, without waiting for those before it.
-    tamper(&scene, "work", |work| {
+    tamper(&scene, "activity", |work| {
         work["attempts"] = json!(9);
         work["due"] = json!(1);
     })
@@ -261,7 +261,7 @@ async fn an_activity_that_cant_be_read_is_counted_put_off_and_fails_in_the_end()
     let (item, _, _) = next_turn(&fresh, LONG).await;
     let [WorkItem::ActivityFailed { id: 2, details, .. }] = &item.messages[..] else { panic!("{:?}", item.messages) };
     assert!(matches!(details, ErrorDetails::Poison { attempt_count: 10, .. }), "{details:?}");
-    assert!(scene.of_kind(INSTANCE, "work").await.is_empty());
+    assert!(scene.of_kind(INSTANCE, "activity").await.is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

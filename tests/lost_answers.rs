@@ -51,7 +51,7 @@ async fn a_commit_whose_answers_are_lost_is_reported_as_done_and_done_once() {
         assert_eq!(lost.hits(), times);
         assert_refused(delta.ack(&a, &token).await);
         assert_eq!(b.read(INSTANCE).await.expect("a history"), delta.events);
-        assert_eq!(site.documents_of(INSTANCE, "work").await.len() as u64, activities);
+        assert_eq!(site.documents_of(INSTANCE, "activity").await.len() as u64, activities);
         assert!(site.instance(INSTANCE).await["lock"].is_null());
         assert!(fetch_now(&b, LONG).await.is_none());
     }
@@ -126,7 +126,7 @@ async fn an_ack_that_gave_up_in_an_outage_refuses_its_token_from_then_on_and_the
         assert_eq!((item.messages.as_slice(), item.history.len()), ([raised(INSTANCE, "paid")].as_slice(), 1));
         delta.ack(&b, &token).await.expect("the turn runs again");
         assert_eq!(b.read(INSTANCE).await.expect("a history").len() as u64, 2 + activities);
-        assert_eq!(site.documents_of(INSTANCE, "work").await.len() as u64, activities);
+        assert_eq!(site.documents_of(INSTANCE, "activity").await.len() as u64, activities);
     }
 }
 
@@ -214,7 +214,7 @@ async fn an_activity_whose_answer_is_lost_is_in_the_queue_once() {
         let lost = site.lose(RequestKind::Batch, times);
         a.enqueue_for_worker(activity(INSTANCE, 2)).await.expect("it is in the queue");
         assert_eq!(lost.hits(), times);
-        assert_eq!(site.documents_of(INSTANCE, "work").await.len(), 1);
+        assert_eq!(site.documents_of(INSTANCE, "activity").await.len(), 1);
         let (item, token) = fetch_work(&b, LONG).await;
         assert_eq!(item, activity(INSTANCE, 2));
         b.ack_work_item(&token, None).await.expect("it is done");

@@ -76,7 +76,7 @@ async fn shell(scene: &Scene) -> Option<Value> {
 
 async fn assert_parked(scene: &Scene, messages: usize) {
     let shell = shell(scene).await.expect("a mark in the partition");
-    assert!(shell["parked"] == true && shell["lock"].is_null() && shell["claims"].is_null(), "{shell}");
+    assert!(shell["deferred"] == true && shell["lock"].is_null() && shell["claims"].is_null(), "{shell}");
     let waiting = scene.of_kind(NOBODY, "message").await;
     assert_eq!(waiting.len(), messages);
     assert!(waiting.iter().all(|message| message["due"] == 9_007_199_254_740_991_u64), "{}", waiting[0]);
@@ -84,7 +84,10 @@ async fn assert_parked(scene: &Scene, messages: usize) {
 
 async fn assert_nothing_is_parked(scene: &Scene) {
     let instance = shell(scene).await.expect("the instance");
-    assert!(instance["parked"].is_null() && instance["due"].is_null() && instance["status"] == "Running", "{instance}");
+    assert!(
+        instance["deferred"].is_null() && instance["due"].is_null() && instance["status"] == "Running",
+        "{instance}"
+    );
     assert!(scene.of_kind(NOBODY, "message").await.is_empty());
 }
 
@@ -111,7 +114,7 @@ fn count_requests(scene: &Scene) -> Arc<AtomicU64> {
 async fn a_message_for_nobody_is_looked_at_once_and_costs_nothing_from_then_on() {
     let scene = Scene::new(2);
     let fast = |config: CosmosDBProviderConfig| {
-        config.with_bell_interval(Duration::from_millis(5)).with_sweep_interval(Duration::from_millis(20))
+        config.with_wakeup_interval(Duration::from_millis(5)).with_poll_interval(Duration::from_millis(20))
     };
     let (a, b) = (scene.provider_with("a", fast(quiet())).await, scene.provider_with("b", fast(an_hour_later())).await);
     let requests = count_requests(&scene);
@@ -210,7 +213,7 @@ async fn hundreds_of_names_that_nobody_has_do_not_hide_a_start() {
     }
     look(&a).await;
     let documents = scene.documents().await;
-    assert_eq!(documents.iter().filter(|document| document["parked"] == true).count(), NAMES);
+    assert_eq!(documents.iter().filter(|document| document["deferred"] == true).count(), NAMES);
     a.enqueue_for_orchestrator(start("somebody"), None).await.unwrap();
     let before = scene.account.stats_of("b").items().requests;
     let (item, ..) = b.fetch_orchestration_item(LONG, NOW, None).await.unwrap().expect("the start at the first look");

@@ -34,7 +34,7 @@ async fn sealed_unless(scene: &Scene, provider: &CosmosDBProvider, count: u64, c
         drop(admin(provider).get_system_metrics().await);
         loop {
             let counters = scene.partition("$d:metrics").await.pop().unwrap_or_default();
-            let noted = counters["sealing"].as_object().is_none_or(|note| !note.is_empty());
+            let noted = counters["folding"].as_object().is_none_or(|note| !note.is_empty());
             if !noted && counters["completed"].as_u64().is_some_and(|completed| completed >= count) {
                 return;
             }
@@ -52,7 +52,7 @@ async fn sealed_unless(scene: &Scene, provider: &CosmosDBProvider, count: u64, c
         () = felt => false,
         sealed = tokio::time::timeout(PATIENCE, sealing) => {
             if sealed.is_err() {
-                let open = scene.documents().await.into_iter().filter(|d| d["tally"] == "open").count();
+                let open = scene.documents().await.into_iter().filter(|d| d["countPending"] == "open").count();
                 panic!("{open} are open, the counters are {:?}", scene.partition("$d:metrics").await);
             }
             true
@@ -76,7 +76,7 @@ async fn quiet_down(scene: &Scene) {
 /// Waits until the last who has sealed has said nothing for a while, and looks no more.
 async fn nobody_seals(scene: &Scene) {
     let is_over = |until: u64| SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64 > until;
-    while !scene.partition("$d:metrics").await[0]["sealer"]["until"].as_u64().is_none_or(is_over) {
+    while !scene.partition("$d:metrics").await[0]["foldLease"]["until"].as_u64().is_none_or(is_over) {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
@@ -187,7 +187,7 @@ async fn the_figures_are_right_when_answers_are_lost_while_sealing() {
 async fn deleting_sealed_instances_keeps_the_figures_right_and_leaves_nothing() {
     let (scene, b) = finished(52).await;
     sealed(&scene, &b, 52).await;
-    assert!(scene.of_kind("i0", "instance").await[0].get("tally").is_none(), "sealed");
+    assert!(scene.of_kind("i0", "instance").await[0].get("countPending").is_none(), "counted");
     for n in 0..20 {
         let deleted = admin(&b).delete_instance(&format!("i{n}"), false).await.unwrap();
         assert_eq!((deleted.instances_deleted, deleted.events_deleted), (1, 2));
@@ -280,7 +280,7 @@ async fn overtaken_at(request: u64, meanwhile: Meanwhile) -> bool {
     assert_eq!(figures, completed_only(left), "{meanwhile:?}, held at {request}");
     let counters = scene.partition("$d:metrics").await.pop().unwrap();
     assert_eq!((&counters["completed"], &counters["events"]), (&json!(left), &json!(2 * left)), "{counters}");
-    assert!(counters["sealing"].as_object().is_none_or(|note| note.is_empty()), "{counters}");
+    assert!(counters["folding"].as_object().is_none_or(|note| note.is_empty()), "{counters}");
     for instance in going {
         assert!(scene.partition(&instance).await.is_empty(), "{instance}");
     }
@@ -305,7 +305,7 @@ async fn a_note_whose_answer_was_lost_and_that_another_has_settled_is_not_made_a
     gate.reached().await;
     assert_eq!(lost.hits(), 1, "it repeats what was done");
     let noted = scene.partition("$d:metrics").await.pop().unwrap();
-    assert!(noted["sealing"].as_object().is_some_and(|note| note.len() >= 19), "{noted}");
+    assert!(noted["folding"].as_object().is_some_and(|note| note.len() >= 19), "{noted}");
     // Who has something to seal settles what is in the note.
     finish(&b, "j0", None).await;
     scene.copy("j0", (1..COUNT).map(|n| format!("j{n}"))).await;
@@ -343,7 +343,7 @@ async fn an_instance_that_changes_after_it_was_sealed_is_counted_as_it_is_and_se
     }
     assert_eq!(figures(&admin(&provider).get_system_metrics().await.unwrap()), completed_only(50));
     // Sealed again: nothing is open any more.
-    let is_open = |d: &serde_json::Value| d["tally"] == "open";
+    let is_open = |d: &serde_json::Value| d["countPending"] == "open";
     let sealing = async {
         while scene.documents().await.iter().any(is_open) {
             drop(admin(&provider).get_system_metrics().await);
@@ -380,7 +380,7 @@ async fn a_seal_that_a_deletion_meets_half_way_is_counted_once() {
     let others_are_counted = async {
         loop {
             let counters = scene.partition("$d:metrics").await.pop().unwrap();
-            if counters["sealing"].as_object().is_some_and(|note| note.keys().all(|id| id == "i0")) {
+            if counters["folding"].as_object().is_some_and(|note| note.keys().all(|id| id == "i0")) {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;

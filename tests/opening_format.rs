@@ -57,7 +57,7 @@ fn documents(account: &LocalAccount) -> Vec<Value> {
 }
 
 fn current() -> Value {
-    json!({ "id": "format", "instanceId": "$d:format", "type": "format", "format": 2, "writtenBy": VERSION })
+    json!({ "id": "format", "instanceId": "$d:format", "type": "format", "format": 1, "writtenBy": VERSION })
 }
 
 /// Why a container that carries this is refused. Nothing in it was touched.
@@ -90,7 +90,7 @@ async fn a_container_that_is_made_gets_the_current_format() {
 
 #[tokio::test]
 async fn a_format_that_is_known_costs_one_point_read_and_is_left_as_it_is() {
-    let account = carrying(&json!({ "format": 2, "writtenBy": "0.0.9", "note": "of a later version" })).await;
+    let account = carrying(&json!({ "format": 1, "writtenBy": "0.0.9", "note": "of a later version" })).await;
     let before = documents(&account);
     let asked = Arc::new(Mutex::new(Vec::new()));
     let seen = asked.clone();
@@ -107,12 +107,12 @@ async fn a_format_that_is_known_costs_one_point_read_and_is_left_as_it_is() {
 
 #[tokio::test]
 async fn another_format_is_refused_with_what_to_do() {
-    for other in [1, 3] {
+    for other in [2, 3] {
         assert_eq!(
             refusal(&json!({ "format": other, "writtenBy": "3.1.4" })).await,
             format!(
                 "the container duroxide does not fit: its documents are of format {other} (first written by version 3.1.4), \
-                 and duroxide-cosmos {VERSION} knows format 2 only. Use a version of duroxide-cosmos that knows format \
+                 and duroxide-cosmos {VERSION} knows format 1 only. Use a version of duroxide-cosmos that knows format \
                  {other}, or name another container: COSMOS_CONTAINER, or with_container"
             )
         );
@@ -128,7 +128,7 @@ async fn what_is_no_format_is_refused_with_where_it_is() {
             refusal(&json!({ "format": garbage })).await,
             format!(
                 "the container duroxide does not fit: its document \"format\" in partition \"$d:format\" names no format \
-                 that ever was, and duroxide-cosmos {VERSION} knows format 2 only. Find out who wrote it, or name another \
+                 that ever was, and duroxide-cosmos {VERSION} knows format 1 only. Find out who wrote it, or name another \
                  container: COSMOS_CONTAINER, or with_container"
             ),
             "{garbage}"

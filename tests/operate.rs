@@ -5,7 +5,7 @@ mod scene;
 
 use duroxide::providers::{Provider, TagFilter};
 use duroxide_cosmos::{
-    operate::{self, InstanceQuery, IntentState, Verdict},
+    operate::{self, CheckStatus, InstanceQuery, IntentState},
     Clock, CosmosDBProvider, CosmosDBProviderConfig, Credential,
 };
 use duroxide_cosmos_emulator::{LocalAccount, RequestKind};
@@ -129,7 +129,7 @@ async fn queues_tell_what_waits_since_when_and_what_runs() {
     maker.enqueue_for_orchestrator(external("i", "later"), Some(Duration::from_secs(60))).await.unwrap();
     let report = maker.queues().await.unwrap();
     let turns = &report.turns;
-    assert_eq!((turns.waiting, turns.later, turns.parked, turns.oldest), (1, 1, 0, Some(3_000)));
+    assert_eq!((turns.waiting, turns.later, turns.deferred, turns.oldest), (1, 1, 0, Some(3_000)));
     let told: Vec<_> = report
         .activities
         .iter()
@@ -218,14 +218,14 @@ async fn a_check_has_a_line_for_each_thing_and_makes_nothing() {
     let config = CosmosDBProviderConfig::default().with_endpoint(served.endpoint()).with_credential(key);
     let checks = operate::check(&config.clone().with_create_if_missing(true)).await;
     let last = checks.last().unwrap();
-    assert_eq!((last.subject.as_str(), last.verdict), ("container", Verdict::Poor), "it would be made");
+    assert_eq!((last.subject.as_str(), last.status), ("container", CheckStatus::Warning), "it would be made");
     let checks = operate::check(&config.clone().with_create_if_missing(false)).await;
     let last = checks.last().unwrap();
-    assert_eq!((last.subject.as_str(), last.verdict), ("container", Verdict::Wrong));
+    assert_eq!((last.subject.as_str(), last.status), ("container", CheckStatus::Failed));
     assert!(last.detail.contains("az cosmosdb sql container create"), "{}", last.detail);
     CosmosDBProvider::new_with_config(config.clone()).await.unwrap();
     let checks = operate::check(&config).await;
-    let told: Vec<_> = checks.iter().map(|check| (check.subject.as_str(), check.verdict)).collect();
+    let told: Vec<_> = checks.iter().map(|check| (check.subject.as_str(), check.status)).collect();
     let subjects = [
         "configuration",
         "account",
@@ -237,14 +237,14 @@ async fn a_check_has_a_line_for_each_thing_and_makes_nothing() {
         "regions",
         "format",
     ];
-    let fine = subjects.into_iter().chain(["role"]).map(|subject| (subject, Verdict::Fine));
-    let expected: Vec<_> = fine.chain([("consistency", Verdict::Unknown)]).collect();
+    let fine = subjects.into_iter().chain(["role"]).map(|subject| (subject, CheckStatus::Ok));
+    let expected: Vec<_> = fine.chain([("consistency", CheckStatus::Unknown)]).collect();
     assert_eq!(told, expected);
     let wrong = Credential::account_key("d3Jvbmc=".to_owned());
     let checks = operate::check(&config.clone().with_credential(wrong)).await;
     let last = checks.last().unwrap();
-    assert_eq!((last.subject.as_str(), last.verdict), ("account", Verdict::Wrong), "{checks:?}");
+    assert_eq!((last.subject.as_str(), last.status), ("account", CheckStatus::Failed), "{checks:?}");
     assert!(!format!("{checks:?}").contains("d3Jvbmc="), "no key is shown");
     let checks = operate::check(&CosmosDBProviderConfig::default()).await;
-    assert_eq!((checks.len(), checks[0].subject.as_str(), checks[0].verdict), (1, "configuration", Verdict::Wrong));
+    assert_eq!((checks.len(), checks[0].subject.as_str(), checks[0].status), (1, "configuration", CheckStatus::Failed));
 }

@@ -93,7 +93,7 @@ async fn every_call_rides_out(trouble: &str, action: WireAction) {
     assert!(fetched.is_some(), "{trouble}: work that was there before the outage");
     // Each happened once.
     assert_eq!(provider.read("acked").await.unwrap().len(), 2);
-    assert_eq!(scene.of_kind("works", "work").await.len(), 1);
+    assert_eq!(scene.of_kind("works", "activity").await.len(), 1);
     assert_eq!(scene.of_kind("works", "message").await.len(), 2);
     // And the locks are still good.
     provider.renew_work_item_lock(&renewed_token, TURN_LOCK).await.unwrap();

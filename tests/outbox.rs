@@ -164,7 +164,7 @@ async fn another_process_takes_the_deliveries_of_a_dead_one_over() {
 async fn two_processes_that_deliver_the_same_messages_start_each_child_once() {
     let scene = Scene::new(2);
     // Where it claims them, too, they are given back when it knows.
-    let a = scene.provider_with("a", quiet().with_hand_over(false)).await;
+    let a = scene.provider_with("a", quiet().with_inline_claims(false)).await;
     let b = scene.provider("b").await;
     // What `a` delivers arrives, but it never hears of it, and keeps trying while `b` takes over and runs the children.
     let deaf = block(&scene, "a", WireAction::LoseAnswer);
@@ -186,7 +186,7 @@ async fn two_processes_that_deliver_the_same_messages_start_each_child_once() {
 async fn a_message_that_comes_again_after_its_first_copy_was_consumed_is_not_consumed_again() {
     let scene = Scene::new(1);
     // Nobody comes back for the children: they would be claimed for a moment.
-    let a = scene.provider_with("a", quiet().with_hand_over(false)).await;
+    let a = scene.provider_with("a", quiet().with_inline_claims(false)).await;
     let b = scene.provider("b").await;
     // The deletion of the intents does not come through: they are delivered, and still there.
     let kept = WireRule::new(unavailable()).client("a").matching(|r| goes_to(r, PARENT));

@@ -70,7 +70,7 @@ async fn runs_on_a_ghost(scene: &Scene, a: &dyn Provider, ghost: WorkItem) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_childs_start_that_another_process_has_consumed_is_not_consumed_again() {
     let scene = Scene::new(1);
-    let a = scene.provider_with("a", quiet().with_hand_over(false)).await;
+    let a = scene.provider_with("a", quiet().with_inline_claims(false)).await;
     let b = scene.provider("b").await;
     // The delivery's answer is late: "a" learns that the start is in the queue when it is not any more.
     let gate = hold_the_answer(&scene, RequestKind::Create, "a", CHILD);

@@ -59,7 +59,7 @@ async fn provider(account: &LocalAccount, name: &str, regions: &[&str]) -> Cosmo
     let client = client.build(account.reference(), RoutingStrategy::PreferredRegions(regions)).await.expect("a client");
     let config = CosmosDBProviderConfig::default()
         .with_create_if_missing(true)
-        .with_sweep_interval(Duration::from_millis(300))
+        .with_poll_interval(Duration::from_millis(300))
         .with_read_staleness(Duration::ZERO);
     CosmosDBProvider::new_with_client(&client, config).await.expect("a provider")
 }

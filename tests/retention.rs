@@ -102,19 +102,19 @@ async fn each_way_to_end_has_its_time_and_what_is_not_named_stays() {
     begin(&provider, "running", Vec::new(), Vec::new()).await;
     prove(&scene, &["completed", "failed", "cancelled"]).await;
     time.pass(HOUR - 1);
-    assert_eq!(provider.retire().await.unwrap(), 0);
+    assert_eq!(provider.apply_retention().await.unwrap(), 0);
     time.pass(2);
-    assert_eq!(provider.retire().await.unwrap(), 1);
+    assert_eq!(provider.apply_retention().await.unwrap(), 1);
     assert_eq!(there(&provider).await, ["cancelled", "failed", "running"]);
     assert!(scene.partition("completed").await.is_empty());
     time.pass(HOUR * 10);
-    assert_eq!(provider.retire().await.unwrap(), 1);
+    assert_eq!(provider.apply_retention().await.unwrap(), 1);
     assert_eq!(there(&provider).await, ["failed", "running"]);
     let metrics = admin(&provider).get_system_metrics().await.unwrap();
     assert_eq!((metrics.total_instances, metrics.failed_instances, metrics.completed_instances), (2, 1, 0));
     // Another setting holds for what ended before.
     let provider = time.provider(&scene, "q", Retention::default().with_failed(hours(1))).await;
-    assert_eq!(provider.retire().await.unwrap(), 1);
+    assert_eq!(provider.apply_retention().await.unwrap(), 1);
     assert_eq!(there(&provider).await, ["running"]);
 }
 
@@ -136,7 +136,7 @@ async fn a_family_goes_as_a_whole_and_only_when_all_of_it_has_ended() {
     play(&provider, "behind", How::Completed).await;
     prove(&scene, &["parent", "behind"]).await;
     time.pass(HOUR * 2);
-    assert_eq!(provider.retire().await.unwrap(), 1, "what is behind it is not kept waiting");
+    assert_eq!(provider.apply_retention().await.unwrap(), 1, "what is behind it is not kept waiting");
     assert_eq!(there(&provider).await, ["child", "parent"]);
     provider.enqueue_for_orchestrator(external("child", "enough"), None).await.unwrap();
     let (_, token, _) = next_turn(&provider, LONG).await;
@@ -144,7 +144,7 @@ async fn a_family_goes_as_a_whole_and_only_when_all_of_it_has_ended() {
     commit(&provider, &token, events, Vec::new(), Vec::new(), of_parent(ended("Completed"))).await.unwrap();
     // It is looked at again after a while.
     time.pass(HOUR);
-    assert_eq!(provider.retire().await.unwrap(), 2);
+    assert_eq!(provider.apply_retention().await.unwrap(), 2);
     assert!(there(&provider).await.is_empty());
     assert!(scene.partition("parent").await.is_empty());
     // The marker of its start stays for a day: the start may be delivered again.
@@ -163,12 +163,12 @@ async fn hundreds_go_in_one_round_and_what_a_round_has_left_goes_in_the_next() {
     // The process dies in the middle of it.
     let doomed = time.provider(&scene, "doomed", at_once()).await;
     let cut = scene.cut("doomed", 900);
-    let ended = until_cut(doomed.retire(), &cut).await;
+    let ended = until_cut(doomed.apply_retention(), &cut).await;
     assert!(matches!(ended, Ended::Cut), "it is cut");
     let left = there(&provider).await.len();
     assert!(left < 250, "some have gone");
     time.pass(HOUR);
-    while provider.retire().await.unwrap() > 0 {}
+    while provider.apply_retention().await.unwrap() > 0 {}
     assert!(there(&provider).await.is_empty());
     let documents = scene.documents().await;
     let of_instances: Vec<_> =
@@ -185,7 +185,7 @@ async fn what_has_ended_goes_with_four_requests_each() {
     scene.copy("i0", (1..COUNT).map(|n| format!("i{n}"))).await;
     time.pass(1);
     let before = scene.account.stats();
-    assert_eq!(provider.retire().await.unwrap(), COUNT);
+    assert_eq!(provider.apply_retention().await.unwrap(), COUNT);
     let requests = (scene.account.stats() - before).total().requests;
     // Its mark, a look at what it has, the batch that deletes it, one more look; and some thirty for each two hundred.
     assert!(requests <= 4 * COUNT + 100, "{requests} requests");
@@ -206,7 +206,7 @@ async fn run_again(instance: &'static str, metadata: ExecutionMetadata) -> Vec<S
     let mark = WireRule::new(WireAction::HoldBefore(gate.clone())).client("p").times(1);
     let mark = if instance == "a" { mark.on(RequestKind::Read) } else { mark.on(RequestKind::Replace) };
     scene.account.wire().add(mark.matching(move |request| goes_to(request, instance)));
-    let round = tokio::spawn(async move { provider.retire().await });
+    let round = tokio::spawn(async move { provider.apply_retention().await });
     gate.reached().await;
     let other = time.provider(&scene, "other", Retention::default()).await;
     other.enqueue_for_orchestrator(start(instance), None).await.unwrap();
@@ -269,7 +269,7 @@ async fn nothing_is_asked_for_where_nothing_is_to_go() {
     let provider = scene.provider("p").await;
     play(&provider, "i", How::Completed).await;
     let before = scene.account.stats().total().requests;
-    assert_eq!(provider.retire().await.unwrap(), 0);
+    assert_eq!(provider.apply_retention().await.unwrap(), 0);
     assert_eq!(scene.account.stats().total().requests, before);
     assert_eq!(there(&provider).await, ["i"]);
 }
@@ -284,10 +284,10 @@ async fn trouble_in_the_middle_of_a_round_leaves_nothing_half_gone() {
     time.pass(1);
     let lost = WireRule::new(WireAction::LoseAnswer).client("p").on(RequestKind::Batch).skip(1).times(3);
     let lost = scene.account.wire().add(lost);
-    let gone = provider.retire().await.unwrap();
+    let gone = provider.apply_retention().await.unwrap();
     assert!(lost.hits() > 0);
     time.pass(HOUR);
-    while provider.retire().await.unwrap() > 0 {}
+    while provider.apply_retention().await.unwrap() > 0 {}
     assert!(gone <= 10);
     assert!(there(&provider).await.is_empty());
     assert_eq!(admin(&provider).get_system_metrics().await.unwrap().total_instances, 0);

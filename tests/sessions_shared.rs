@@ -160,7 +160,7 @@ async fn two_workers_that_compete_for_a_session_never_own_it_at_the_same_time() 
     // Both instances have all their completions.
     for instance in ["i1", "i2"] {
         assert_eq!(scene.of_kind(instance, "message").await.len(), ROUNDS / 2);
-        assert!(scene.of_kind(instance, "work").await.is_empty());
+        assert!(scene.of_kind(instance, "activity").await.is_empty());
     }
 }
 

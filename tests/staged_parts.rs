@@ -15,7 +15,7 @@ const ACTIVITIES: u64 = 400;
 
 /// Whether a request commits a turn whose parts are staged.
 fn commits_parts(request: &WireRequest<'_>) -> bool {
-    request.json().is_some_and(|body| !body[0]["resourceBody"]["rolling"].is_null())
+    request.json().is_some_and(|body| !body[0]["resourceBody"]["rollForward"].is_null())
 }
 
 /// Whether a request applies a part of a committed turn: it deletes the part's document.
@@ -48,7 +48,7 @@ async fn assert_whole(site: &Site, provider: &CosmosDBProvider) {
     assert_eq!(drain_activities(provider).await, (2..2 + ACTIVITIES).collect::<Vec<_>>());
     assert!(site.documents_of(INSTANCE, "staged").await.is_empty());
     let instance = site.instance(INSTANCE).await;
-    assert!(instance["rolling"].is_null() && instance["staging"].is_null(), "{instance}");
+    assert!(instance["rollForward"].is_null() && instance["staging"].is_null(), "{instance}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -58,7 +58,7 @@ async fn a_start_whose_first_turn_was_only_staged_is_seen_and_not_removed_under_
     let operator = site.provider("operator").await;
     assert!(operator.queued_start(INSTANCE).await.expect("an answer").is_some());
     let error = operator.drop_start(INSTANCE).await.expect_err("its parts are to be swept first");
-    assert!(error.is_passing(), "{error}");
+    assert!(error.is_retryable(), "{error}");
     assert!(operator.queued_start(INSTANCE).await.expect("an answer").is_some());
 }
 

@@ -66,7 +66,7 @@ async fn a_queue_message_waits_for_a_start_that_is_still_to_be_delivered() {
     look(&b).await;
     assert!(scene.of_kind(CHILD, "message").await.is_empty());
     let instance = scene.of_kind(CHILD, "instance").await.pop().unwrap();
-    assert!(instance["parked"].is_null() && instance["due"].is_null(), "{instance}");
+    assert!(instance["deferred"].is_null() && instance["due"].is_null(), "{instance}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -80,11 +80,11 @@ async fn a_queue_message_that_was_there_before_anybody_started_its_instance_is_d
     // An event makes what comes with it and after it wait, as ever.
     a.enqueue_for_orchestrator(external(CHILD, "event"), None).await.unwrap();
     look(&a).await;
-    a.enqueue_for_orchestrator(queued(CHILD, "kept"), None).await.unwrap();
+    a.enqueue_for_orchestrator(queued(CHILD, "sharedResult"), None).await.unwrap();
     look(&a).await;
     a.enqueue_for_orchestrator(start(CHILD), None).await.unwrap();
     let (item, token, _) = next_turn(&a, LONG).await;
-    assert_eq!(item.messages, [external(CHILD, "event"), queued(CHILD, "kept"), start(CHILD)]);
+    assert_eq!(item.messages, [external(CHILD, "event"), queued(CHILD, "sharedResult"), start(CHILD)]);
     commit(&a, &token, vec![started(CHILD, 1)], Vec::new(), Vec::new(), running()).await.unwrap();
     look(&a).await;
     assert!(scene.of_kind(CHILD, "message").await.is_empty());
@@ -253,7 +253,7 @@ async fn a_commit_in_parts_keeps_what_a_pruning_has_written_meanwhile() {
     ack.await.unwrap().unwrap();
     let instance = scene.of_kind(CHILD, "instance").await.pop().unwrap();
     assert_eq!(instance["totals"], serde_json::json!({"executions": 1, "events": 2}), "{instance}");
-    assert!(instance["pruning"].is_null() && instance["rolling"].is_null(), "{instance}");
+    assert!(instance["pruning"].is_null() && instance["rollForward"].is_null(), "{instance}");
     assert_eq!(b.list_executions(CHILD).await.unwrap(), [5]);
     assert_eq!(b.get_system_metrics().await.unwrap().total_executions, 1);
 }
@@ -391,7 +391,7 @@ async fn an_activity_whose_result_is_too_large_has_failed_once_and_says_why() {
 async fn an_instance_that_was_deleted_does_not_start_again_when_its_start_is_delivered_again() {
     for consumed in [true, false] {
         let scene = Scene::new(1);
-        let (a, b) = (scene.provider_with("a", quiet().with_hand_over(false)).await, scene.provider("b").await);
+        let (a, b) = (scene.provider_with("a", quiet().with_inline_claims(false)).await, scene.provider("b").await);
         if !consumed {
             // The name is taken: the turn's start waits in its queue when the instance is deleted.
             begin(&b, CHILD, Vec::new(), Vec::new()).await;

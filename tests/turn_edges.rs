@@ -48,7 +48,7 @@ async fn no_parked_message_is_forgotten_where_their_start_is_the_oldest_message(
     assert_eq!(scene.of_kind(NAME, "message").await.len(), 0, "{} were seen", seen.len());
     assert_eq!(seen, [vec![start(NAME)], messages].concat());
     let instance = scene.of_kind(NAME, "instance").await.pop().unwrap();
-    assert!(instance["parked"].is_null() && instance["due"].is_null(), "{instance}");
+    assert!(instance["deferred"].is_null() && instance["due"].is_null(), "{instance}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -82,11 +82,11 @@ async fn a_session_that_is_taken_again_keeps_the_fields_of_a_newer_version() {
     let container = scene.container().await;
     let mut session = scene.documents().await.into_iter().find(|document| document["type"] == "session").unwrap();
     let (key, id) = (session["instanceId"].as_str().unwrap().to_owned(), session["id"].as_str().unwrap().to_owned());
-    session["newer"] = "kept".into();
+    session["newer"] = "sharedResult".into();
     container.replace_item(key.clone(), &id, &session, None).await.unwrap();
     assert!(next().await.unwrap().is_some());
     let session = scene.of_kind(&key, "session").await.pop().unwrap();
-    assert_eq!(session["newer"], "kept", "{session}");
+    assert_eq!(session["newer"], "sharedResult", "{session}");
 }
 
 /// Hundreds of messages of a kind that only a newer version knows, and one that this version knows behind them.
@@ -169,7 +169,7 @@ async fn an_enclosed_message_that_cant_be_read_stays_beside_hundreds_of_others()
     let mut instance = scene.of_kind(NAME, "instance").await.remove(0);
     let message = scene.of_kind(NAME, "message").await.pop().unwrap();
     let id = message["id"].as_str().unwrap().to_owned();
-    instance["enclosed"] =
+    instance["inlined"] =
         ["id", "due", "seq", "createdAt", "item"].map(|name| (name, message[name].clone())).into_iter().collect();
     instance["due"] = message["due"].clone();
     container.delete_item(NAME.to_owned(), &id, None).await.unwrap();

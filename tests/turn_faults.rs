@@ -139,7 +139,7 @@ impl Turn {
         let history = second.read(INSTANCE).await.expect("a history");
         if history == self.before {
             assert!(!acked, "the ack returned, but the turn is not there");
-            let work = self.site.documents_of(INSTANCE, "work").await.len();
+            let work = self.site.documents_of(INSTANCE, "activity").await.len();
             let expected = if self.before.is_empty() { 0 } else { self.before.len() - 1 };
             assert_eq!(work, expected, "activities of a turn that is not there");
             self.site.expire_lock_for_others(INSTANCE).await;
@@ -190,7 +190,7 @@ impl Turn {
 
 /// The ids of the activities that can be taken, by a look: taking hundreds takes long.
 fn free_activities(documents: &[Value]) -> Vec<u64> {
-    let free = documents.iter().filter(|document| document["type"] == "work" && document["lock"].is_null());
+    let free = documents.iter().filter(|document| document["type"] == "activity" && document["lock"].is_null());
     let items = free.map(|document| document["item"].as_str().expect("an item"));
     let mut ids: Vec<u64> = items.map(|item| activity_id(&serde_json::from_str(item).expect("an item"))).collect();
     ids.sort_unstable();
@@ -331,7 +331,7 @@ async fn a_turn_whose_process_died_right_after_the_commit_is_rolled_forward_by_o
     let dead = turn.site.account.wire().add(rule);
     turn.ack_until(dead.wait_for_hits(1)).await;
     assert_eq!(turn.site.documents_of(INSTANCE, "staged").await.len(), staged as usize);
-    assert_eq!(turn.site.documents_of(INSTANCE, "work").await.len(), 0);
+    assert_eq!(turn.site.documents_of(INSTANCE, "activity").await.len(), 0);
 
     let second = turn.site.patient_provider("b").await;
     let (item, _) = fetch(&second, LONG).await;

@@ -155,7 +155,7 @@ async fn retention_deletes_the_others() {
     let (scene, _, _) = with_unreadable(3).await;
     let retention = Retention::default().with_completed(Duration::ZERO);
     let provider = scene.provider_with("keeper", quiet().with_retention(retention)).await;
-    let gone = provider.retire().await.expect("a round");
+    let gone = provider.apply_retention().await.expect("a round");
     assert!(gone >= 3, "{gone}");
     let ids = admin(&provider).list_instances().await.expect("a list");
     assert!(good(&ids).is_empty(), "{ids:?}");
@@ -165,7 +165,7 @@ async fn retention_deletes_the_others() {
 async fn the_doctor_looks_at_all_and_names_those_that_cant_be_read() {
     let (_scene, provider, unreadable) = with_unreadable(3).await;
     let doctor = provider.doctor().await.expect("a doctor");
-    let mut suspects = doctor.suspects(Duration::ZERO, true);
+    let mut suspects = doctor.scan(Duration::ZERO, true);
     let mut named = Vec::new();
     while let Some(page) = suspects.next().await.expect("a page of suspects") {
         named.extend(page);
@@ -253,15 +253,15 @@ async fn a_worker_keeps_the_fields_that_only_a_newer_version_knows() {
     let tags = duroxide::providers::TagFilter::Any;
     let fetched = older.fetch_work_item(scene::LONG, scene::PATIENCE, Some(&session), &tags).await.unwrap();
     let (_, token, _) = fetched.expect("an activity");
-    assert_kept(&scene, "a", &["work"], "after its claim").await;
+    assert_kept(&scene, "a", &["activity"], "after its claim").await;
     of_a_newer_version(&scene, "$s:session").await;
     older.renew_work_item_lock(&token, 2 * scene::LONG).await.unwrap();
     let owners = ["owner"];
     older.renew_session_lock(&owners, 3 * scene::LONG, scene::LONG).await.unwrap();
-    assert_kept(&scene, "a", &["work"], "after its renewal").await;
+    assert_kept(&scene, "a", &["activity"], "after its renewal").await;
     assert_kept(&scene, "$s:session", &["session"], "after its renewal").await;
     older.abandon_work_item(&token, None, false).await.unwrap();
-    assert_kept(&scene, "a", &["work"], "after its abandonment").await;
+    assert_kept(&scene, "a", &["activity"], "after its abandonment").await;
 }
 
 /// Makes a message one of a kind that only a newer version knows.

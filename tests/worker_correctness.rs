@@ -4,7 +4,7 @@
 mod scene;
 
 use duroxide::providers::{DispatcherCapabilityFilter, Provider, SessionFetchConfig, TagFilter};
-use duroxide_cosmos::{Clock, CosmosDBProvider, LeaseProvider, Place, Slot, SlotRange};
+use duroxide_cosmos::{Clock, CosmosDBProvider, LeaseProvider, MemberPosition, Slot, SlotRange};
 use duroxide_cosmos_emulator::{RequestKind, WireAction, WireRule};
 use scene::*;
 use std::{
@@ -169,8 +169,8 @@ async fn a_provider_sends_wake_ups_after_the_runtime_that_sent_the_first_ones_wa
         });
         scene.container().await.create_item("$d:fleet", &format!("member:{name}"), &member, None).await.unwrap();
         let key = format!("$b:{name}");
-        let bell = serde_json::json!({ "id": "bell", "instanceId": key, "type": "bell", "ring": "", "from": name });
-        scene.container().await.create_item(key.clone(), "bell", &bell, None).await.unwrap();
+        let bell = serde_json::json!({ "id": "wakeup", "instanceId": key, "type": "wakeup", "ring": "", "from": name });
+        scene.container().await.create_item(key.clone(), "wakeup", &bell, None).await.unwrap();
     }
     let enqueues = client.clone();
     on_a_runtime_that_ends(move || async move {
@@ -181,7 +181,7 @@ async fn a_provider_sends_wake_ups_after_the_runtime_that_sent_the_first_ones_wa
     .await;
     let silent = || async {
         let documents = scene.documents().await;
-        documents.iter().filter(|d| d["type"] == "bell" && d["ring"] == "").count()
+        documents.iter().filter(|d| d["type"] == "wakeup" && d["ring"] == "").count()
     };
     assert!(silent().await > 0, "all wake-ups were sent by the first runtime: the test shows nothing");
     client.enqueue_for_orchestrator(external(&instance_in(MEMBERS - 1), "news"), None).await.unwrap();
@@ -225,7 +225,7 @@ enum Broken {
 }
 
 impl LeaseProvider for Broken {
-    fn slots(&self, _place: Place) -> SlotRange {
+    fn slots(&self, _place: MemberPosition) -> SlotRange {
         match self {
             Self::Panics => panic!("a panic that the test asked for"),
             Self::Blocks => loop {
@@ -266,7 +266,7 @@ fn largest(value: &serde_json::Value) -> u64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn locks_timers_and_waits_may_be_endless() {
     let scene = Scene::new(1);
-    let endless = quiet().with_sweep_interval(Duration::MAX).with_bell_interval(Duration::MAX);
+    let endless = quiet().with_poll_interval(Duration::MAX).with_wakeup_interval(Duration::MAX);
     let a = Arc::new(scene.provider_with("a", endless.with_operation_timeout(Duration::MAX)).await);
     let waits = a.clone();
     let waiting = tokio::spawn(async move { waits.fetch_orchestration_item(Duration::MAX, Duration::MAX, None).await });
@@ -320,7 +320,7 @@ async fn a_message_of_another_process_is_overtaken_for_a_second_at_most() {
         let time = time.clone();
         Clock::from_fn(move || time.load(Ordering::SeqCst))
     };
-    let config = || quiet().with_clock(clock(&time)).with_hand_over(false);
+    let config = || quiet().with_clock(clock(&time)).with_inline_claims(false);
     let (a, b) = (scene.provider_with("a", config()).await, scene.provider_with("b", config()).await);
     begin(&a, "i", Vec::new(), Vec::new()).await;
     // This turn asks for the queue, and so has everything.

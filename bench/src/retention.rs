@@ -70,7 +70,7 @@ async fn greet(name: &str, retention: Retention, setting: Setting) -> Result<()>
         // What goes by itself, and nothing that looks on.
         tokio::time::sleep(Duration::from_secs(2)).await;
         let before = scene.reading();
-        let gone = scene.retire().await?;
+        let gone = scene.apply_retention().await?;
         let more = scene.reading() - before;
         ensure!(gone > GREETINGS / 2, "only {gone} went");
         spent.units += more.units / gone as f64 * GREETINGS as f64;
@@ -98,7 +98,7 @@ async fn go(setting: Setting) -> Result<()> {
     scene.copier("g").await?.make(1..ENDED).await?;
     tokio::time::sleep(Duration::from_secs(2)).await;
     let (before, begun) = (scene.reading(), Instant::now());
-    let gone = scene.retire().await? as f64;
+    let gone = scene.apply_retention().await? as f64;
     let (spent, took) = (scene.reading() - before, begun.elapsed().as_secs_f64());
     ensure!(scene.instances().await? == 0, "some are left");
     println!(

@@ -100,7 +100,7 @@ impl Opened {
         Ok(match which {
             Which::Ours | Which::Plain => {
                 let config = ours
-                    .with_hand_over(which == Which::Ours)
+                    .with_inline_claims(which == Which::Ours)
                     .with_endpoint(endpoint)
                     .with_credential(Credential::account_key(EMULATOR_KEY.to_owned()));
                 let provider = duroxide_cosmos::CosmosDBProvider::new_with_config(config).await?;
@@ -251,9 +251,9 @@ impl Scene {
     }
 
     /// One round of retention; how many instances went.
-    pub async fn retire(&self) -> Result<u64> {
+    pub async fn apply_retention(&self) -> Result<u64> {
         match &self.provider {
-            Opened::Ours(provider) => Ok(provider.retire().await?),
+            Opened::Ours(provider) => Ok(provider.apply_retention().await?),
             Opened::Peer(_) => Ok(0),
         }
     }

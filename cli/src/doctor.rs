@@ -53,7 +53,7 @@ impl Doctor {
         let mut round = Round::default();
         if self.ids.is_empty() {
             let bar = ProgressBar::new_spinner();
-            let mut suspects = doctor.suspects(self.unmoved, self.all);
+            let mut suspects = doctor.scan(self.unmoved, self.all);
             while let Some(page) = suspects.next().await? {
                 look_at(&doctor, page, &mut round, &bar, output).await;
             }

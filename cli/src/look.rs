@@ -9,10 +9,10 @@ use crate::{
 use anyhow::ensure;
 use clap::{builder::NonEmptyStringValueParser, Args, ValueEnum};
 use duroxide_cosmos::{
-    operate::{self, InstancePage, InstanceQuery, InstanceSummary, Intent, IntentState, Member, Verdict},
+    operate::{self, CheckStatus, InstancePage, InstanceQuery, InstanceSummary, Intent, IntentState, Member},
     CosmosDBProviderConfig,
 };
-use duroxide_cosmos_page::instance;
+use duroxide_cosmos_dashboard::instance;
 use serde_json::json;
 use std::{collections::BTreeMap, time::Duration};
 
@@ -30,16 +30,18 @@ pub async fn check(check: &Check, config: &CosmosDBProviderConfig, output: Outpu
     let checks = if check.deep { operate::check_deep(config).await } else { operate::check(config).await };
     for check in &checks {
         output.object("check", check);
-        let how = match check.verdict {
-            Verdict::Fine => "ok",
-            Verdict::Poor => "poor",
-            Verdict::Unknown => "unknown",
-            Verdict::Differs => "DIFFERS",
+        let how = match check.status {
+            CheckStatus::Ok => "ok",
+            CheckStatus::Warning => "poor",
+            CheckStatus::Unknown => "unknown",
+            CheckStatus::Differs => "DIFFERS",
             _ => "WRONG",
         };
         output.line(format!("{how:<8} {:<16} {}", check.subject, check.detail));
     }
-    let is_fine = checks.iter().all(|check| matches!(check.verdict, Verdict::Fine | Verdict::Poor | Verdict::Unknown));
+    let is_fine = checks
+        .iter()
+        .all(|check| matches!(check.status, CheckStatus::Ok | CheckStatus::Warning | CheckStatus::Unknown));
     Ok(if is_fine { End::Done } else { End::Wrong })
 }
 
@@ -329,7 +331,7 @@ async fn report(account: &Account, output: Output) -> Result {
         ]
     }));
     output.table(&["QUEUE", "TAG", "SESSION", "WAITING", "RUNNING", "OLDEST", "OF"], rows);
-    let (later, parked) = (report.turns.later, report.turns.parked);
+    let (later, parked) = (report.turns.later, report.turns.deferred);
     output.line(format!("\n{later} timers and messages for later, {parked} for instances that nobody has started"));
     if report.capped {
         output.line("there is more: these are the oldest thousand of each queue");

@@ -3,7 +3,7 @@
 use crate::{account::Account, output::Output, End, Result};
 use anyhow::{ensure, Context};
 use clap::Args;
-use duroxide_cosmos_page::{serve, Options};
+use duroxide_cosmos_dashboard::{serve, Options};
 use serde_json::json;
 use std::net::SocketAddr;
 use tokio::net::TcpListener;

@@ -10,7 +10,7 @@ use crate::{
 use clap::Args;
 use duroxide::{providers::ExecutionInfo, OrchestrationStatus};
 use duroxide_cosmos::operate::InstanceSummary;
-use duroxide_cosmos_page::{
+use duroxide_cosmos_dashboard::{
     instance::told_by,
     timeline::{self, Entry},
 };

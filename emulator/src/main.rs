@@ -113,9 +113,9 @@ async fn page(account: &LocalAccount, options: &Options) -> Result<(), String> {
     let provider = duroxide_cosmos::CosmosDBProvider::new_with_client(&client, config);
     let provider = std::sync::Arc::new(provider.await.map_err(|error| error.to_string())?);
     // The account is on this machine, in memory, and everybody's who can reach it.
-    let look = duroxide_cosmos_page::Options::default().with_changes(true);
+    let look = duroxide_cosmos_dashboard::Options::default().with_changes(true);
     tokio::spawn(async move {
-        if let Err(error) = duroxide_cosmos_page::serve(listener, provider, look, std::future::pending()).await {
+        if let Err(error) = duroxide_cosmos_dashboard::serve(listener, provider, look, std::future::pending()).await {
             eprintln!("error: the page has ended: {error}");
         }
     });

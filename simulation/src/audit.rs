@@ -15,7 +15,7 @@ use crate::ledger::Broken;
 /// The event that duroxide writes where it gives something up has this id, whatever comes before it.
 const POISON: u64 = 99_999;
 /// What is only there while something is under way.
-const PASSING: [&str; 6] = ["message", "work", "payload", "intent", "staged", "plan"];
+const PASSING: [&str; 6] = ["message", "activity", "payload", "intent", "staged", "plan"];
 
 /// The `due` of a message that waits for the start of its instance.
 const PARKED: u64 = (1 << 53) - 1;
@@ -50,9 +50,9 @@ impl Inventory {
 
     /// Documents that are only there while something is under way.
     pub fn passing(&self) -> Vec<Broken> {
-        let is_passing =
-            |document: &Value| PASSING.contains(&text(document, "type")) || !document["enclosed"].is_null();
-        let left = self.documents().filter(|(_, document)| is_passing(document));
+        let is_retryable =
+            |document: &Value| PASSING.contains(&text(document, "type")) || !document["inlined"].is_null();
+        let left = self.documents().filter(|(_, document)| is_retryable(document));
         let left = left.filter(|(partition, document)| !self.is_for_nobody(partition, document));
         let broken = left.map(|(partition, document)| Broken {
             invariant: "nothing is left behind",
@@ -86,7 +86,7 @@ impl Inventory {
                 continue;
             };
             // A name that nobody has started is there as long as something is parked for it.
-            if instance["status"].is_null() && instance["parked"] == true && documents.iter().any(is_parked) {
+            if instance["status"].is_null() && instance["deferred"] == true && documents.iter().any(is_parked) {
                 continue;
             }
             let say = |detail: String| Broken { invariant: "documents agree", instance: name.clone(), detail };
@@ -95,7 +95,7 @@ impl Inventory {
                 broken.extend(self.unexpected(name, instance, fates).map(say));
             }
             // What is half done on purpose is looked at when it is done.
-            if ["rolling", "deleting", "pruning"].iter().any(|property| !instance[*property].is_null()) {
+            if ["rollForward", "deleting", "pruning"].iter().any(|property| !instance[*property].is_null()) {
                 continue;
             }
             let Some(status) = instance["status"].as_str() else {
@@ -117,7 +117,8 @@ impl Inventory {
     /// A partition with no instance may hold sessions, counters, the format, markers of what was delivered before it was deleted.
     fn without_instance(&self, name: &str, documents: &[Value]) -> Option<Broken> {
         let odd = documents.iter().find(|d| {
-            !["session", "counters", "format", "member", "bell", "kept", "delivered"].contains(&text(d, "type"))
+            !["session", "counters", "format", "member", "wakeup", "sharedResult", "delivered"]
+                .contains(&text(d, "type"))
         })?;
         let passing = PASSING.contains(&text(odd, "type"));
         (!passing).then(|| Broken {
@@ -213,7 +214,7 @@ pub async fn losses(provider: &CosmosDBProvider) -> Option<Broken> {
         Ok(doctor) => doctor,
         Err(error) => return Some(broken("", error.to_string())),
     };
-    let mut suspects = doctor.suspects(Duration::ZERO, true);
+    let mut suspects = doctor.scan(Duration::ZERO, true);
     while let Some(page) = suspects.next().await.transpose() {
         let page = match page {
             Ok(page) => page,
@@ -247,7 +248,7 @@ fn is_parked(document: &Value) -> bool {
 /// large turn has taken goes when that turn is rolled forward.
 fn unmarked(name: &str, documents: &[Value]) -> Option<Broken> {
     let says_so = |document: &Value| {
-        text(document, "type") == "instance" && (document["parked"] == true || !document["rolling"].is_null())
+        text(document, "type") == "instance" && (document["deferred"] == true || !document["rollForward"].is_null())
     };
     let parked = documents.iter().find(|document| is_parked(document))?;
     (!documents.iter().any(says_so)).then(|| Broken {
@@ -259,7 +260,7 @@ fn unmarked(name: &str, documents: &[Value]) -> Option<Broken> {
 
 /// A message inside an instance's document that no poll would ever find, if its worker died.
 fn unseen(name: &str, document: &Value) -> Option<Broken> {
-    (!document["enclosed"].is_null() && document["due"].is_null()).then(|| Broken {
+    (!document["inlined"].is_null() && document["due"].is_null()).then(|| Broken {
         invariant: "what is enclosed is seen",
         instance: name.to_owned(),
         detail: format!("nobody would look at {document}"),
@@ -272,7 +273,7 @@ fn text<'a>(document: &'a Value, property: &str) -> &'a str {
 
 /// What must not be in the document of an instance that nobody works on.
 fn unfinished(instance: &Value) -> Vec<String> {
-    let under_way = ["staging", "rolling", "deleting", "pruning", "parked", "due"];
+    let under_way = ["staging", "rollForward", "deleting", "pruning", "deferred", "due"];
     let found = under_way.iter().filter(|property| !instance[**property].is_null());
     found.map(|property| format!("{property} is {}", instance[*property])).collect()
 }
@@ -415,7 +416,7 @@ mod tests {
     use serde_json::json;
 
     fn shell(parked: bool) -> Value {
-        json!({"id": "instance", "instanceId": "nobody", "type": "instance", "parked": parked.then_some(true)})
+        json!({"id": "instance", "instanceId": "nobody", "type": "instance", "deferred": parked.then_some(true)})
     }
 
     fn message(due: u64) -> Value {
@@ -442,7 +443,7 @@ mod tests {
     fn an_enclosed_message_is_something_under_way_that_a_poll_must_find() {
         let faults = |due: Option<u64>| {
             let mut document = shell(false);
-            (document["enclosed"], document["due"]) = (json!({"id": "m:1"}), json!(due));
+            (document["inlined"], document["due"]) = (json!({"id": "m:1"}), json!(due));
             let inventory = Inventory::of(vec![document]);
             assert_eq!(inventory.passing().len(), 1);
             inventory.faults(&BTreeMap::new(), false).len()

@@ -149,9 +149,9 @@ const MOMENTS: [Moment; 5] =
 const MOMENTS_OF_ALL: usize = 3;
 
 /// Draws the stops of workers at the worst of moments, in order. Where clocks are right they stay so.
-pub fn traps(dice: &mut Dice, worst_skew: i64, hand_over: bool) -> Vec<Trap> {
+pub fn traps(dice: &mut Dice, worst_skew: i64, inline_claims: bool) -> Vec<Trap> {
     let worst = u64::try_from(worst_skew).unwrap_or(0);
-    let moments = if hand_over { &MOMENTS[..] } else { &MOMENTS[..MOMENTS_OF_ALL] };
+    let moments = if inline_claims { &MOMENTS[..] } else { &MOMENTS[..MOMENTS_OF_ALL] };
     let trap = |dice: &mut Dice| {
         let moment = *dice.pick(moments);
         let (requests, pause) = (dice.among(0..=3), dice.among(300..=9_000));

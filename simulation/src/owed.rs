@@ -35,8 +35,8 @@ impl Owed {
                 state.sent.insert(place, message);
             }
             Some("message" | "delivered") => drop(state.arrived.insert(place)),
-            Some("instance") if !document["enclosed"].is_null() => {
-                state.arrived.insert((place.0, text(&document["enclosed"]["id"])));
+            Some("instance") if !document["inlined"].is_null() => {
+                state.arrived.insert((place.0, text(&document["inlined"]["id"])));
             }
             _ => {}
         });
@@ -80,9 +80,8 @@ mod tests {
         assert!(lost.deleted("a", "i:1:0", &Deletions::default()).is_some_and(|broken| broken.instance == "b"));
         written.written(&json!({ "id": "m:1:0", "instanceId": "b", "type": "message" }));
         consumed.written(&json!({ "id": "m:1:0", "instanceId": "b", "type": "delivered" }));
-        enclosed.written(
-            &json!({ "id": "instance", "instanceId": "b", "type": "instance", "enclosed": { "id": "m:1:0" } }),
-        );
+        enclosed
+            .written(&json!({ "id": "instance", "instanceId": "b", "type": "instance", "inlined": { "id": "m:1:0" } }));
         for arrived in [written, consumed, enclosed] {
             assert_eq!(arrived.deleted("a", "i:1:0", &Deletions::default()), None);
         }

@@ -60,7 +60,7 @@ pub struct Plan {
     cache: usize,
     slowest_poll: Duration,
     /// Whether what makes work claims it for those who wait.
-    hand_over: bool,
+    inline_claims: bool,
     /// How many executions of an instance workers keep; all where nothing is said.
     executions: Option<u32>,
     admins: Vec<Admin>,
@@ -78,7 +78,7 @@ impl Plan {
         let workers: Vec<Setup> = (0..worker_count).map(|n| worker_setup(dice, &setup, n)).collect();
         let skews = workers.iter().map(|_| fate::skew(dice, worst_skew)).collect();
         let climate = climate(dice, worker_count, rough);
-        let hand_over = !Dice::new(seed.rotate_left(16)).one_in(4);
+        let inline_claims = !Dice::new(seed.rotate_left(16)).one_in(4);
         let blows = if dice.one_in(5) { Vec::new() } else { fate::draw(dice, worker_count, rough, worst_skew, true) };
         let mut plan = Self {
             seed,
@@ -92,14 +92,14 @@ impl Plan {
             blows,
             half_way: fate::half_way(&mut Dice::new(seed.rotate_left(32))),
             keeping: fate::keeping(&mut Dice::new(seed.rotate_left(40))),
-            traps: fate::traps(&mut Dice::new(seed.rotate_left(48)), worst_skew, hand_over),
+            traps: fate::traps(&mut Dice::new(seed.rotate_left(48)), worst_skew, inline_claims),
             errands: errands(dice, rough),
             drops: *dice.pick(&[0, 0, 6, 15, 40, 150]),
             rough,
             reconciler: Duration::from_millis(*dice.pick(&[500, 2_000])),
             cache: *dice.pick(&[0, 20_000, 64 << 20, 64 << 20]),
             slowest_poll: Duration::from_millis(*dice.pick(&[200, 3_000, 3_000])),
-            hand_over,
+            inline_claims,
             executions: None,
             admins: Vec::new(),
         };
@@ -115,7 +115,7 @@ impl Plan {
             self.partitions,
             if self.lag.is_some() { ", 2 regions" } else { "" },
             if self.worst_skew > 0 { ", clocks off" } else { "" },
-            if self.hand_over { "" } else { ", nothing handed over" },
+            if self.inline_claims { "" } else { ", nothing handed over" },
             self.errands.len(),
             self.admins.len(),
             self.blows.len(),
@@ -564,8 +564,8 @@ impl World {
         CosmosDBProviderConfig::default()
             .with_retention(retention)
             .with_create_if_missing(true)
-            .with_sweep_interval(self.plan.slowest_poll)
-            .with_hand_over(self.plan.hand_over)
+            .with_poll_interval(self.plan.slowest_poll)
+            .with_inline_claims(self.plan.inline_claims)
             .with_reconciler_age_threshold(self.plan.reconciler)
             .with_history_cache_bytes(self.plan.cache)
             .with_clock(Clock::from_fn(seams::host_millis))
@@ -818,7 +818,7 @@ fn moment(request: &WireRequest<'_>) -> Option<Moment> {
     if operations.iter().any(|operation| is(operation, "h:")) {
         return Some(Moment::KeepsLock);
     }
-    (!locked["resourceBody"]["enclosed"].is_null()).then_some(Moment::HandsOver)
+    (!locked["resourceBody"]["inlined"].is_null()).then_some(Moment::HandsOver)
 }
 
 /// Whether a request commits messages for others, which are then delivered.
@@ -840,7 +840,7 @@ fn goes_on(request: &WireRequest<'_>) -> bool {
 }
 
 fn commits_in_parts(first: &Value) -> bool {
-    first["resourceBody"]["rolling"]["next"] == 0
+    first["resourceBody"]["rollForward"]["next"] == 0
 }
 
 /// The document that an operation of a batch is about.
@@ -925,7 +925,7 @@ fn note_lock(ledger: &Ledger, document: &Value, created: bool) {
         ledger.fenced(text("instanceId"), lock, last_turn, created);
     }
     match text("type") {
-        "instance" | "work" => {
+        "instance" | "activity" => {
             let lock = &document["lock"];
             if let (Some(token), Some(until)) = (lock["token"].as_str(), lock["until"].as_u64()) {
                 ledger.claimed(text("instanceId"), text("id"), token, until);

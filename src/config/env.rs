@@ -6,8 +6,8 @@
 
 use azure_core::credentials::Secret;
 
-use super::{endpoint, ConfigError, CosmosDBProviderConfig, Problems};
-use crate::credential::{Cloud, Credential, ManagedIdentity, WorkloadIdentity};
+use super::{ConfigError, CosmosDBProviderConfig};
+use crate::credential::{endpoint, Cloud, Credential, ManagedIdentity, Problems, WorkloadIdentity};
 
 const ENDPOINT: &str = "COSMOS_ENDPOINT";
 const KEY: &str = "COSMOS_KEY";

@@ -1,4 +1,4 @@
-//! Tokens are asked for once and kept until shortly before they expire.
+//! Tokens are asked for once and cached until shortly before they expire.
 //!
 //! The SDK asks the credential for a token with every request, and not every credential keeps them: the developer tools
 //! start `az` each time. Here
@@ -37,7 +37,7 @@ use tracing::warn;
 
 use crate::model::{clock::millis, Clock, Millis, Randomness};
 
-/// A token is renewed this long before it expires, or at half of its life where that is shorter.
+/// A token is renewed this long before it expires, or at half of its incarnation where that is shorter.
 const AHEAD: Duration = Duration::from_secs(5 * 60);
 /// How long a renewal that failed is left alone while the old token is valid.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
@@ -52,7 +52,7 @@ const DROP_INTERVAL: Duration = Duration::from_secs(60);
 
 type Make = Box<dyn Fn() -> Option<Arc<dyn TokenCredential>> + Send + Sync>;
 type Fetch = Shared<BoxFuture<'static, Result<AccessToken, SharedError>>>;
-type Answer = oneshot::Sender<Result<AccessToken, SharedError>>;
+type TokenSender = oneshot::Sender<Result<AccessToken, SharedError>>;
 
 /// A credential that keeps what another one gives.
 pub(super) struct Cached {
@@ -62,12 +62,12 @@ pub(super) struct Cached {
     make: Option<Make>,
     clock: Clock,
     randomness: Randomness,
-    entries: Arc<Entries>,
+    entries: Arc<CachedTokens>,
 }
 
 /// The tokens of one client, so that the code that meets a refusal can drop them.
 #[derive(Clone, Default)]
-pub(crate) struct TokenCache(Arc<Entries>);
+pub(crate) struct TokenCache(Arc<CachedTokens>);
 
 impl TokenCache {
     /// Drops the tokens after the service refused one of a request that was begun at `begun`. Whether the next attempt has
@@ -78,7 +78,7 @@ impl TokenCache {
         let mut has_another = false;
         for entry in entries.values_mut() {
             let is_recent = entry.dropped_at.is_some_and(|at| now.duration_since(at) < DROP_INTERVAL);
-            if !is_recent && entry.kept.take().is_some() {
+            if !is_recent && entry.cached.take().is_some() {
                 entry.dropped_at = Some(now);
                 self.0.dropped.store(true, Ordering::SeqCst);
             }
@@ -98,34 +98,34 @@ impl fmt::Debug for TokenCache {
 
 /// By scopes. What else a request for a token carries is about how it is sent.
 #[derive(Default)]
-struct Entries {
-    by_scopes: Mutex<HashMap<Vec<String>, Entry>>,
+struct CachedTokens {
+    by_scopes: Mutex<HashMap<Vec<String>, ScopeEntry>>,
     /// A token was dropped since the inner credential was made.
     dropped: AtomicBool,
 }
 
 #[derive(Default)]
-struct Entry {
-    kept: Option<Kept>,
-    under_way: Option<Fetch>,
-    failure: Option<Failure>,
+struct ScopeEntry {
+    cached: Option<CachedToken>,
+    in_flight: Option<Fetch>,
+    failure: Option<RefreshFailure>,
     dropped_at: Option<Instant>,
 }
 
 /// A fetch that failed.
-struct Failure {
+struct RefreshFailure {
     error: SharedError,
     pause: Duration,
     /// No other fetch begins before then.
     until: Instant,
 }
 
-struct Kept {
+struct CachedToken {
     token: AccessToken,
     renew_at: Millis,
 }
 
-impl Kept {
+impl CachedToken {
     fn is_valid(&self, now: Millis) -> bool {
         now < expiry(&self.token)
     }
@@ -137,7 +137,7 @@ fn expiry(token: &AccessToken) -> Millis {
 }
 
 /// What a caller does.
-enum Plan {
+enum TokenPlan {
     Use(AccessToken),
     Await(Fetch),
     Fail(SharedError),
@@ -172,61 +172,61 @@ impl Cached {
     }
 
     /// What a caller does, and what is to be begun for it: not here, where the entries are locked.
-    fn plan(&self, scopes: &[String]) -> (Plan, Option<Answer>) {
+    fn plan(&self, scopes: &[String]) -> (TokenPlan, Option<TokenSender>) {
         let now = self.clock.now();
         self.entries.with(scopes, |entry| {
-            let valid = entry.kept.as_ref().filter(|kept| kept.is_valid(now));
-            if let Some(kept) = valid.filter(|kept| now < kept.renew_at) {
-                return (Plan::Use(kept.token.clone()), None);
+            let valid = entry.cached.as_ref().filter(|cached| cached.is_valid(now));
+            if let Some(cached) = valid.filter(|cached| now < cached.renew_at) {
+                return (TokenPlan::Use(cached.token.clone()), None);
             }
-            let old = valid.map(|kept| kept.token.clone());
+            let old = valid.map(|cached| cached.token.clone());
             let failure = entry.failure.as_ref().filter(|failure| Instant::now() < failure.until);
             if let (None, Some(failure)) = (&old, failure) {
-                return (Plan::Fail(failure.error.clone()), None);
+                return (TokenPlan::Fail(failure.error.clone()), None);
             }
             let (fetch, begin) = entry.join_fetch();
-            (old.map_or(Plan::Await(fetch), Plan::Use), begin)
+            (old.map_or(TokenPlan::Await(fetch), TokenPlan::Use), begin)
         })
     }
 
     /// Fetches a token in a task that goes on whether anybody waits or not.
-    fn begin(&self, scopes: Vec<String>, answer: Answer) {
+    fn begin(&self, scopes: Vec<String>, answer: TokenSender) {
         let (inner, clock, jitter) = (self.inner(), self.clock.clone(), self.randomness.fraction());
-        let under_way = UnderWay { entries: self.entries.clone(), scopes };
+        let in_flight = RefreshInFlight { entries: self.entries.clone(), scopes };
         tokio::spawn(async move {
-            let scopes: Vec<&str> = under_way.scopes.iter().map(String::as_str).collect();
+            let scopes: Vec<&str> = in_flight.scopes.iter().map(String::as_str).collect();
             let token = match tokio::time::timeout(TIME_LIMIT, inner.get_token(&scopes, None)).await {
                 Ok(token) => token.map_err(SharedError::new),
                 Err(_) => Err(SharedError::new(NoAnswer)),
             };
-            under_way.entries.with(&under_way.scopes, |entry| entry.keep(&token, clock.now(), jitter));
-            drop(under_way);
+            in_flight.entries.with(&in_flight.scopes, |entry| entry.keep(&token, clock.now(), jitter));
+            drop(in_flight);
             // Nobody may be waiting.
             let _ = answer.send(token);
         });
     }
 }
 
-impl Entries {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Vec<String>, Entry>> {
+impl CachedTokens {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Vec<String>, ScopeEntry>> {
         self.by_scopes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn with<R>(&self, scopes: &[String], look: impl FnOnce(&mut Entry) -> R) -> R {
+    fn with<R>(&self, scopes: &[String], look: impl FnOnce(&mut ScopeEntry) -> R) -> R {
         look(self.lock().entry(scopes.to_vec()).or_default())
     }
 }
 
-impl Entry {
+impl ScopeEntry {
     /// The fetch that is under way, or a new one, which the caller begins.
-    fn join_fetch(&mut self) -> (Fetch, Option<Answer>) {
-        if let Some(fetch) = &self.under_way {
+    fn join_fetch(&mut self) -> (Fetch, Option<TokenSender>) {
+        if let Some(fetch) = &self.in_flight {
             return (fetch.clone(), None);
         }
         let (answer, answered) = oneshot::channel();
         let ended = async move { answered.await.unwrap_or_else(|cut_off| Err(SharedError::new(cut_off))) };
         let fetch = ended.boxed().shared();
-        self.under_way = Some(fetch.clone());
+        self.in_flight = Some(fetch.clone());
         (fetch, Some(answer))
     }
 
@@ -237,12 +237,12 @@ impl Entry {
                 self.failure = None;
                 let expiry = expiry(token);
                 let ahead = millis(AHEAD).min(expiry.saturating_sub(now) / 2);
-                self.kept = Some(Kept { token: token.clone(), renew_at: expiry - ahead });
+                self.cached = Some(CachedToken { token: token.clone(), renew_at: expiry - ahead });
             }
             Err(error) => {
-                if let Some(kept) = self.kept.as_mut().filter(|kept| kept.is_valid(now)) {
-                    warn!(%error, expires = %kept.token.expires_on, "the token could not be renewed; the old one is used");
-                    kept.renew_at = now + millis(RETRY_AFTER);
+                if let Some(cached) = self.cached.as_mut().filter(|cached| cached.is_valid(now)) {
+                    warn!(%error, expires = %cached.token.expires_on, "the token could not be renewed; the old one is used");
+                    cached.renew_at = now + millis(RETRY_AFTER);
                 } else {
                     self.fail(error.clone(), jitter);
                 }
@@ -254,19 +254,19 @@ impl Entry {
     fn fail(&mut self, error: SharedError, jitter: f64) {
         let pause = self.failure.as_ref().map_or(FIRST_PAUSE, |before| (before.pause * 2).min(LONGEST_PAUSE));
         let until = Instant::now() + pause.mul_f64(0.75 + jitter / 2.0);
-        self.failure = Some(Failure { error, pause, until });
+        self.failure = Some(RefreshFailure { error, pause, until });
     }
 }
 
 /// A fetch under way. However it ends, also with its runtime, the next caller may begin another.
-struct UnderWay {
-    entries: Arc<Entries>,
+struct RefreshInFlight {
+    entries: Arc<CachedTokens>,
     scopes: Vec<String>,
 }
 
-impl Drop for UnderWay {
+impl Drop for RefreshInFlight {
     fn drop(&mut self) {
-        self.entries.with(&self.scopes, |entry| entry.under_way = None);
+        self.entries.with(&self.scopes, |entry| entry.in_flight = None);
     }
 }
 
@@ -283,9 +283,11 @@ impl TokenCredential for Cached {
             self.begin(scopes, answer);
         }
         match plan {
-            Plan::Use(token) => Ok(token),
-            Plan::Await(fetch) => fetch.await.map_err(|error| azure_core::Error::new(ErrorKind::Credential, error)),
-            Plan::Fail(error) => Err(azure_core::Error::new(ErrorKind::Credential, error)),
+            TokenPlan::Use(token) => Ok(token),
+            TokenPlan::Await(fetch) => {
+                fetch.await.map_err(|error| azure_core::Error::new(ErrorKind::Credential, error))
+            }
+            TokenPlan::Fail(error) => Err(azure_core::Error::new(ErrorKind::Credential, error)),
         }
     }
 }
@@ -345,11 +347,11 @@ mod tests {
     const MINUTE: Duration = Duration::from_secs(60);
     const HOUR: Duration = Duration::from_secs(60 * 60);
 
-    /// A credential that counts, gives tokens of a certain life, and can be made to wait or to fail.
+    /// A credential that counts, gives tokens of a certain incarnation, and can be made to wait or to fail.
     #[derive(Debug)]
     struct Counting {
         clock: Arc<AtomicU64>,
-        life: Duration,
+        incarnation: Duration,
         begun: watch::Sender<u64>,
         ended: watch::Sender<u64>,
         gate: Semaphore,
@@ -357,18 +359,18 @@ mod tests {
         number: AtomicU64,
     }
 
-    struct Scene {
+    struct TokenFixture {
         inner: Arc<Counting>,
         cached: Arc<Cached>,
         clock: Arc<AtomicU64>,
     }
 
-    impl Scene {
-        fn new(life: Duration) -> Self {
+    impl TokenFixture {
+        fn new(incarnation: Duration) -> Self {
             let clock = Arc::new(AtomicU64::new(1_763_256_000_000));
             let inner = Arc::new(Counting {
                 clock: clock.clone(),
-                life,
+                incarnation,
                 begun: watch::Sender::new(0),
                 ended: watch::Sender::new(0),
                 gate: Semaphore::new(Semaphore::MAX_PERMITS),
@@ -393,7 +395,7 @@ mod tests {
         async fn settled(&self, fetches: u64) {
             self.inner.ended.subscribe().wait_for(|ended| *ended >= fetches).await.unwrap();
             let scopes = [SCOPE.to_owned()];
-            while self.cached.entries.with(&scopes, |entry| entry.under_way.is_some()) {
+            while self.cached.entries.with(&scopes, |entry| entry.in_flight.is_some()) {
                 tokio::task::yield_now().await;
             }
         }
@@ -420,13 +422,13 @@ mod tests {
                 return Err(azure_core::Error::with_error(ErrorKind::Credential, cause, "no token"));
             }
             let now = OffsetDateTime::UNIX_EPOCH + Duration::from_millis(self.clock.load(SeqCst));
-            Ok(AccessToken::new(format!("{number} for {}", scopes.join(" ")), now + self.life))
+            Ok(AccessToken::new(format!("{number} for {}", scopes.join(" ")), now + self.incarnation))
         }
     }
 
     #[tokio::test]
     async fn a_token_is_asked_for_once_until_shortly_before_it_expires() {
-        let scene = Scene::new(HOUR);
+        let scene = TokenFixture::new(HOUR);
         let first = scene.token().await;
         scene.pass(MINUTE * 54);
         assert_eq!(scene.token().await, first);
@@ -435,7 +437,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_token_that_is_due_serves_while_the_next_one_is_fetched() {
-        let scene = Scene::new(HOUR);
+        let scene = TokenFixture::new(HOUR);
         let first = scene.token().await;
         scene.pass(MINUTE * 56);
         scene.inner.gate.forget_permits(Semaphore::MAX_PERMITS);
@@ -451,7 +453,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_token_of_a_short_life_is_renewed_at_half_of_it() {
-        let scene = Scene::new(MINUTE * 2);
+        let scene = TokenFixture::new(MINUTE * 2);
         let first = scene.token().await;
         scene.pass(SECOND * 59);
         assert_eq!((scene.token().await, scene.fetches()), (first.clone(), 1));
@@ -463,7 +465,7 @@ mod tests {
 
     #[tokio::test]
     async fn many_who_ask_at_once_share_one_fetch() {
-        let scene = Scene::new(HOUR);
+        let scene = TokenFixture::new(HOUR);
         scene.inner.gate.forget_permits(Semaphore::MAX_PERMITS);
         let asking: Vec<_> = (0..50)
             .map(|_| {
@@ -481,7 +483,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_caller_who_gives_up_does_not_take_the_fetch_along() {
-        let scene = Scene::new(HOUR);
+        let scene = TokenFixture::new(HOUR);
         scene.inner.gate.forget_permits(Semaphore::MAX_PERMITS);
         let cached = scene.cached.clone();
         let caller = tokio::spawn(async move { cached.get_token(&[SCOPE], None).await });
@@ -495,7 +497,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_old_token_serves_as_long_as_it_is_valid_where_renewal_fails() {
-        let scene = Scene::new(HOUR);
+        let scene = TokenFixture::new(HOUR);
         let first = scene.token().await;
         scene.pass(MINUTE * 56);
         scene.inner.failing.store(true, SeqCst);
@@ -514,7 +516,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_error_is_told_with_its_reasons() {
-        let scene = Scene::new(HOUR);
+        let scene = TokenFixture::new(HOUR);
         scene.inner.failing.store(true, SeqCst);
         let error = scene.cached.get_token(&[SCOPE], None).await.unwrap_err();
         let mut reasons = vec![error.to_string()];
@@ -529,7 +531,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_credential_that_fails_is_asked_less_and_less_often_until_it_succeeds() {
-        let scene = Scene::new(HOUR);
+        let scene = TokenFixture::new(HOUR);
         scene.inner.failing.store(true, SeqCst);
         // Ten requests a second for a minute and a half, each of which the SDK makes ask for a token.
         for _ in 0..900 {
@@ -547,7 +549,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_fetch_that_never_ends_is_given_up_and_the_next_one_begins() {
-        let scene = Scene::new(HOUR);
+        let scene = TokenFixture::new(HOUR);
         scene.inner.gate.forget_permits(Semaphore::MAX_PERMITS);
         let error = scene.cached.get_token(&[SCOPE], None).await.unwrap_err();
         assert!(error.to_string().contains("no answer within 30s"), "{error}");
@@ -559,7 +561,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_token_that_the_service_refuses_is_fetched_anew_once_a_minute_at_most() {
-        let scene = Scene::new(HOUR);
+        let scene = TokenFixture::new(HOUR);
         let (first, tokens) = (scene.token().await, scene.cached.tokens());
         let begun = Instant::now();
         assert!(tokens.drop_refused(begun));
@@ -575,7 +577,7 @@ mod tests {
         assert_eq!(scene.fetches(), 3);
     }
 
-    /// A credential that gives one and the same token for as long as it lives, as those of `azure_identity` do.
+    /// A credential that gives one and the same token for as long as it incarnations, as those of `azure_identity` do.
     #[derive(Debug)]
     struct Keeping(String);
 
@@ -608,7 +610,7 @@ mod tests {
 
     #[tokio::test]
     async fn each_set_of_scopes_has_a_token_of_its_own() {
-        let scene = Scene::new(HOUR);
+        let scene = TokenFixture::new(HOUR);
         let other = ["https://other/.default", "https://more/.default"];
         for _ in 0..2 {
             assert_eq!(scene.token().await, format!("1 for {SCOPE}"));
@@ -620,14 +622,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_token_that_has_expired_already_is_given_and_not_kept() {
-        let scene = Scene::new(Duration::ZERO);
+        let scene = TokenFixture::new(Duration::ZERO);
         assert_eq!(scene.token().await, format!("1 for {SCOPE}"));
         assert_eq!(scene.token().await, format!("2 for {SCOPE}"));
     }
 
     #[test]
     fn a_fetch_that_ends_with_its_runtime_is_begun_again_in_the_next() {
-        let scene = Scene::new(HOUR);
+        let scene = TokenFixture::new(HOUR);
         scene.inner.gate.forget_permits(Semaphore::MAX_PERMITS);
         let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime().block_on(async {
@@ -642,7 +644,7 @@ mod tests {
 
     #[tokio::test]
     async fn debug_shows_no_token() {
-        let scene = Scene::new(HOUR);
+        let scene = TokenFixture::new(HOUR);
         let token = scene.token().await;
         assert!(!format!("{:?}", scene.cached).contains(&token));
     }

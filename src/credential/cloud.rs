@@ -14,7 +14,7 @@ use azure_core::{
     http::Url,
 };
 
-use crate::config::ConfigError;
+use super::ConfigError;
 
 pub(crate) const AUTHORITY_SETTING: &str = "the authority host (AZURE_AUTHORITY_HOST)";
 

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use azure_core::{credentials::Secret, http::Url};
 
-use crate::config::{endpoint, ConfigError};
+use super::{endpoint, ConfigError};
 
 const SETTING: &str = "the connection string (COSMOS_CONNECTION_STRING)";
 

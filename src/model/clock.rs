@@ -29,10 +29,10 @@ pub(crate) type Millis = u64;
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct Clock(Source);
+pub struct Clock(ClockSource);
 
 #[derive(Clone)]
-enum Source {
+enum ClockSource {
     System,
     Given(Arc<dyn Fn() -> Millis + Send + Sync>),
 }
@@ -40,20 +40,20 @@ enum Source {
 impl Clock {
     /// The system's clock.
     pub fn system() -> Self {
-        Self(Source::System)
+        Self(ClockSource::System)
     }
 
     /// A clock that tells what `now` returns, in milliseconds since the Unix epoch: for tests and simulations. It may step
     /// back, as the system's does.
     pub fn from_fn(now: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
-        Self(Source::Given(Arc::new(now)))
+        Self(ClockSource::Given(Arc::new(now)))
     }
 
     /// The present, in milliseconds since the Unix epoch.
     pub fn now(&self) -> u64 {
         match &self.0 {
-            Source::System => millis(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()),
-            Source::Given(now) => now(),
+            ClockSource::System => millis(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()),
+            ClockSource::Given(now) => now(),
         }
     }
 
@@ -66,14 +66,14 @@ impl Clock {
 impl fmt::Debug for Clock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
-            Source::System => "Clock(system)",
-            Source::Given(_) => "Clock(given)",
+            ClockSource::System => "Clock(system)",
+            ClockSource::Given(_) => "Clock(given)",
         })
     }
 }
 
 /// Some 140,000 years. The service keeps whole numbers up to 2^53 only. The present and this together are less, and less
-/// than the `due` of a parked message.
+/// than the `due` of a deferred message.
 const LONGEST: Millis = 1 << 52;
 
 /// A duration in whole milliseconds, at most [`LONGEST`].
@@ -124,8 +124,8 @@ mod tests {
     #[test]
     fn a_duration_without_end_is_a_moment_that_the_service_can_keep() {
         let clock = Clock::from_fn(|| 4_102_444_800_000);
-        let parked = crate::model::MessageDocument::PARKED;
-        assert!(clock.after(Duration::MAX) < parked && storable(u64::MAX) < parked);
+        let deferred = crate::model::MessageDocument::DEFERRED;
+        assert!(clock.after(Duration::MAX) < deferred && storable(u64::MAX) < deferred);
         assert_eq!(clock.after(Duration::from_millis(5)), 4_102_444_800_005);
     }
 

@@ -4,8 +4,8 @@
 //! `due`; documents without it are never found by a poll. Payloads stay strings: the service turns large integers into
 //! floats and `1.0` into `1`.
 
-use super::{item, DocumentId, EnclosedMessage, Ending, EventSet, Marks, Millis, Partition, Slot, Unknown};
-use crate::store::{batch::MAX_DOCUMENT_BYTES, Operation};
+use super::{item, DocumentId, Ending, EventSet, Fingerprints, InlinedMessage, Millis, Partition, Slot, Unknown};
+use super::{operation::MAX_DOCUMENT_BYTES, Operation};
 use azure_core::http::Etag;
 use duroxide::providers::WorkItem;
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,7 @@ pub(crate) mod kind {
     pub(crate) const INSTANCE: &str = "instance";
     pub(crate) const MESSAGE: &str = "message";
     pub(crate) const DELIVERED: &str = "delivered";
-    pub(crate) const WORK: &str = "work";
+    pub(crate) const ACTIVITY: &str = "activity";
     pub(crate) const PAYLOAD: &str = "payload";
     pub(crate) const HISTORY: &str = "history";
     pub(crate) const EXECUTION: &str = "execution";
@@ -27,14 +27,14 @@ pub(crate) mod kind {
     pub(crate) const COUNTERS: &str = "counters";
     pub(crate) const PLAN: &str = "plan";
     pub(crate) const MEMBER: &str = "member";
-    pub(crate) const BELL: &str = "bell";
+    pub(crate) const WAKEUP: &str = "wakeup";
     pub(crate) const FORMAT: &str = "format";
-    pub(crate) const KEPT: &str = "kept";
+    pub(crate) const SHARED_RESULT: &str = "sharedResult";
 }
 
 /// The format of the documents in a container. It goes up with a change that versions before it would misread; what they can
 /// overlook does not count.
-pub(crate) const FORMAT: u32 = 2;
+pub(crate) const FORMAT: u32 = 1;
 
 /// Statuses of an execution.
 pub(crate) mod status {
@@ -92,12 +92,12 @@ pub(crate) struct InstanceDocument {
     pub(crate) version: String,
     /// Tells it from other instances that have had or will have this name.
     #[serde(default)]
-    pub(crate) born: String,
+    pub(crate) incarnation: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) parent: Option<String>,
     /// Which instance of the parent's name started it: only that one is told how it ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) parent_born: Option<String>,
+    pub(crate) parent_incarnation: Option<String>,
     /// The duroxide version that the current execution is pinned to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) pinned: Option<String>,
@@ -135,7 +135,7 @@ pub(crate) struct InstanceDocument {
     pub(crate) staging: Vec<Staging>,
     /// A turn that was committed and whose staged operations are still to be applied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) rolling: Option<Rolling>,
+    pub(crate) roll_forward: Option<RollForwardProgress>,
     /// How often an execution has ended: tells values of the running execution from those before it.
     #[serde(default)]
     pub(crate) epoch: u64,
@@ -143,10 +143,10 @@ pub(crate) struct InstanceDocument {
     pub(crate) status_version: u64,
     /// Present while the counters don't hold this instance's figures.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) tally: Option<String>,
+    pub(crate) count_pending: Option<String>,
     /// What the counters hold of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) sealed: Option<Sealed>,
+    pub(crate) counted: Option<CountedFigures>,
     /// Set when the instance is being deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) deleting: Option<Deleting>,
@@ -155,15 +155,15 @@ pub(crate) struct InstanceDocument {
     pub(crate) pruning: Vec<u64>,
     /// A message that was written with the claim of its turn.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) enclosed: Option<Box<EnclosedMessage>>,
-    /// There are parked messages in its partition.
+    pub(crate) inlined: Option<Box<InlinedMessage>>,
+    /// There are deferred messages in its partition.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) parked: bool,
-    /// All parked messages are orphans: queue messages that are dropped after a day, unless a start comes.
+    pub(crate) deferred: bool,
+    /// All deferred messages are orphans: queue messages that are dropped after a day, unless a start comes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) orphans: bool,
-    /// When somebody must look at it: a roll-forward or a deletion that may have been left half-way, parked messages that
-    /// did not fit a turn, an enclosed message, or a claim of what may turn out not to be there.
+    /// When somebody must look at it: a roll-forward or a deletion that may have been left half-way, deferred messages that
+    /// did not fit a turn, an inlined message, or a claim of what may turn out not to be there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) due: Option<Millis>,
     /// The service's time, in seconds, of the last write before the document was read. A write of this process does not change it.
@@ -186,7 +186,7 @@ pub(crate) struct Staging {
 /// How far the staged parts of a committed turn have been applied. They are applied in order, each by a batch that also
 /// moves `next`, so that a part which is not there is known to be missing and never taken for one that was applied.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Rolling {
+pub(crate) struct RollForwardProgress {
     /// What the parts' ids hold.
     pub(crate) key: String,
     /// How many parts the turn has.
@@ -204,7 +204,7 @@ pub(crate) struct Totals {
 
 /// What the counters hold of a finished instance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Sealed {
+pub(crate) struct CountedFigures {
     pub(crate) status: String,
     #[serde(flatten)]
     pub(crate) totals: Totals,
@@ -214,13 +214,13 @@ pub(crate) struct Sealed {
 
 /// A step of what the counters hold of an instance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Sealing {
+pub(crate) struct FoldStep {
     /// What they hold before it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) was: Option<Sealed>,
+    pub(crate) was: Option<CountedFigures>,
     /// What they hold after it; none where the instance is erased.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) now: Option<Sealed>,
+    pub(crate) now: Option<CountedFigures>,
 }
 
 /// The mark of an instance that is being deleted.
@@ -237,16 +237,16 @@ pub(crate) struct Deleting {
     /// In the coordinator of a decided plan only: the service's time, in seconds, of the last write before the decision. A message
     /// that the service took in a later second may belong to a new instance of the same name, whatever its sender's clock says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) decided_after: Option<u64>,
+    pub(crate) committed_after: Option<u64>,
     /// The same, of the decision itself, once the document was written again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) decided_by: Option<u64>,
+    pub(crate) committed_by: Option<u64>,
     /// The service's time, in seconds, of the last write before this mark was put on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) last_written: Option<u64>,
     /// In the coordinator only: what became of the plan. Until it is decided nothing is deleted.
     #[serde(default)]
-    pub(crate) verdict: Verdict,
+    pub(crate) state: DeletionState,
     /// In the coordinator only: how many parts list the other instances, and the first that is not dealt with yet.
     #[serde(default)]
     pub(crate) parts: usize,
@@ -254,7 +254,7 @@ pub(crate) struct Deleting {
     pub(crate) part: usize,
     /// In the coordinator only: whether anybody but the one who decided the plan may have erased instances of it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) helped: bool,
+    pub(crate) recovered_by_others: bool,
 }
 
 impl Deleting {
@@ -267,14 +267,14 @@ impl Deleting {
 /// What became of the plan of a deletion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) enum Verdict {
-    /// Nothing yet: marks are being put on.
+pub(crate) enum DeletionState {
+    /// Nothing yet: fingerprints are being put on.
     #[default]
     Open,
     /// Every instance of it is deleted.
-    Decided,
-    /// None of them is: the marks come off.
-    GivenUp,
+    Committed,
+    /// None of them is: the fingerprints come off.
+    Aborted,
 }
 
 /// Some of the instances that a deletion covers, in the coordinator's partition.
@@ -323,9 +323,9 @@ impl InstanceDocument {
             status: None,
             name: String::new(),
             version: String::new(),
-            born: token.chars().take(8).collect(),
+            incarnation: token.chars().take(8).collect(),
             parent: None,
-            parent_born: None,
+            parent_incarnation: None,
             pinned: None,
             created_at: now,
             updated_at: now,
@@ -339,15 +339,15 @@ impl InstanceDocument {
             turn: 0,
             last_turn: None,
             staging: Vec::new(),
-            rolling: None,
+            roll_forward: None,
             epoch: 0,
             status_version: 0,
-            tally: None,
-            sealed: None,
+            count_pending: None,
+            counted: None,
             deleting: None,
             pruning: Vec::new(),
-            enclosed: None,
-            parked: false,
+            inlined: None,
+            deferred: false,
             orphans: false,
             due: None,
             written_at: 0,
@@ -361,48 +361,48 @@ impl InstanceDocument {
     }
 
     /// Whether nothing was ever written for it but by claims: there is neither history nor a value.
-    pub(crate) fn is_shell(&self) -> bool {
+    pub(crate) fn is_placeholder(&self) -> bool {
         !self.exists() && self.turn == 0 && self.staging.is_empty() && self.totals.events == 0
     }
 
-    /// Whether it only marks that messages are parked for an instance which nobody has started.
-    pub(crate) fn is_for_nobody(&self, now: Millis) -> bool {
-        self.parked && self.is_shell() && self.locked_until(now).is_none()
+    /// Whether it only fingerprints that messages are deferred for an instance which nobody has started.
+    pub(crate) fn has_only_deferred(&self, now: Millis) -> bool {
+        self.deferred && self.is_placeholder() && self.locked_until(now).is_none()
     }
 
-    /// Whether an instance that runs has parked messages left: somebody must look, though no poll sees them.
-    fn leaves_parked(&self) -> bool {
-        self.parked && self.exists()
+    /// Whether an instance that runs has deferred messages left: somebody must look, though no poll sees them.
+    fn has_deferred_left(&self) -> bool {
+        self.deferred && self.exists()
     }
 
     /// Whether there is nothing but claims: if the message goes that they were made for, nothing else tells of the document.
     fn is_only_claimed(&self) -> bool {
-        !self.exists() && !self.parked
+        !self.exists() && !self.deferred
     }
 
     /// Whether somebody must look at it, though no message may tell of it.
-    pub(crate) fn must_be_looked_at(&self) -> bool {
-        self.leaves_parked()
+    pub(crate) fn needs_recovery(&self) -> bool {
+        self.has_deferred_left()
             || self.is_only_claimed()
-            || self.enclosed.is_some()
+            || self.inlined.is_some()
             || !self.staging.is_empty()
-            || self.rolling.is_some()
+            || self.roll_forward.is_some()
     }
 
     /// Locks it. A poll finds a document that is left behind with a message in it, or without an instance.
     pub(crate) fn hold(&mut self, token: &str, until: Millis) {
         self.lock = Some(Lock { token: token.to_owned(), until });
-        self.look_after(until);
+        self.schedule_recovery(until);
     }
 
     /// Takes the lock off for messages that are there again at `due`.
     pub(crate) fn give_up(&mut self, due: Millis) {
         self.lock = None;
-        self.look_after(due);
+        self.schedule_recovery(due);
     }
 
-    fn look_after(&mut self, then: Millis) {
-        if self.enclosed.is_some() {
+    fn schedule_recovery(&mut self, then: Millis) {
+        if self.inlined.is_some() {
             self.due = Some(then);
         } else if self.is_only_claimed() {
             self.due = Some(then.saturating_add(Self::LEFT_BEHIND));
@@ -411,7 +411,7 @@ impl InstanceDocument {
 
     /// Notes a claim at this time, or right after the last: in order, also where the clock was set back or that of the claim
     /// before is ahead.
-    pub(crate) fn note_claim(&mut self, now: Millis) {
+    pub(crate) fn record_claim(&mut self, now: Millis) {
         const MOST: usize = 64;
         if self.claims.len() >= MOST {
             self.claims.remove(0);
@@ -459,7 +459,9 @@ impl InstanceDocument {
     /// retention, and when its deletion was decided. Not for a write that says something new about either.
     pub(crate) fn keep_service_times(&mut self) {
         match self.deleting.as_mut() {
-            Some(mark) if mark.verdict == Verdict::Decided => drop(mark.decided_by.get_or_insert(self.written_at)),
+            Some(mark) if mark.state == DeletionState::Committed => {
+                mark.committed_by.get_or_insert(self.written_at);
+            }
             Some(_) => {}
             None => self.prove_end(self.written_at),
         }
@@ -491,8 +493,8 @@ impl InstanceDocument {
     }
 
     /// Which instance of this name is meant, where that is known: of the parent, the one that started it.
-    pub(crate) fn born_of(&self, instance: &str) -> Option<String> {
-        self.parent_born.clone().filter(|_| self.parent.as_deref() == Some(instance))
+    pub(crate) fn incarnation_of(&self, instance: &str) -> Option<String> {
+        self.parent_incarnation.clone().filter(|_| self.parent.as_deref() == Some(instance))
     }
 }
 
@@ -527,7 +529,7 @@ pub(crate) struct MessageDocument {
     pub(crate) delivered: bool,
     /// Which instance of a name it concerns: of a start, the one that sent it; of any other message, the one it is for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) born: Option<String>,
+    pub(crate) incarnation: Option<String>,
     /// Of a start that another instance has sent: that instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) sender: Option<String>,
@@ -544,9 +546,9 @@ pub(crate) struct MessageDocument {
 impl MessageDocument {
     /// What a message may take: the event that it becomes has more around it, and must fit a document, too.
     pub(crate) const MAX_BYTES: usize = MAX_DOCUMENT_BYTES - 16 * 1024;
-    /// The `due` of a message that is parked: no poll ever asks that far ahead. It is the largest integer that the service
+    /// The `due` of a message that is deferred: no poll ever asks that far ahead. It is the largest integer that the service
     /// keeps.
-    pub(crate) const PARKED: Millis = (1 << 53) - 1;
+    pub(crate) const DEFERRED: Millis = (1 << 53) - 1;
 
     /// The key of a message that was put into the queue from outside any turn or activity.
     pub(crate) fn outside_key(token: &str) -> String {
@@ -604,7 +606,7 @@ impl MessageDocument {
             attempts: 0,
             starts: false,
             delivered: false,
-            born: None,
+            incarnation: None,
             sender: None,
             orphan_since: None,
             item,
@@ -616,9 +618,9 @@ impl MessageDocument {
     /// says instead who has sent it, so that its end is told to nobody else.
     pub(crate) fn send(&mut self, sender: &InstanceDocument, receiver: Option<String>) {
         self.delivered = true;
-        self.born = receiver;
+        self.incarnation = receiver;
         if self.starts {
-            self.born = Some(sender.born.clone());
+            self.incarnation = Some(sender.incarnation.clone());
             self.sender = sender.instance_id.instance_id().map(ToOwned::to_owned);
         }
     }
@@ -629,8 +631,8 @@ impl MessageDocument {
     }
 
     /// Whether it waits, out of the polls' sight, for the start of its instance.
-    pub(crate) fn is_parked(&self) -> bool {
-        self.due == Self::PARKED
+    pub(crate) fn is_deferred(&self) -> bool {
+        self.due == Self::DEFERRED
     }
 
     /// Its size, where it is too large for the event that it becomes.
@@ -674,7 +676,7 @@ impl DeliveredDocument {
 /// An activity to run, in the partition of its orchestration.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct WorkDocument {
+pub(crate) struct ActivityDocument {
     pub(crate) id: DocumentId,
     pub(crate) instance_id: Partition,
     #[serde(rename = "type")]
@@ -717,7 +719,7 @@ pub(crate) struct PayloadDocument {
     pub(crate) item: String,
 }
 
-impl WorkDocument {
+impl ActivityDocument {
     /// Takes it until then; the attempt counts.
     pub(crate) fn claim(&mut self, token: &str, until: Millis) {
         self.lock = Some(Lock { token: token.to_owned(), until });
@@ -734,7 +736,7 @@ impl WorkDocument {
     }
 
     /// Whether a document of this id is an activity, or the payload of one.
-    pub(crate) fn is_work_id(id: &DocumentId) -> bool {
+    pub(crate) fn is_activity_id(id: &DocumentId) -> bool {
         id.as_str().starts_with("w:") || id.as_str().starts_with("p:w:")
     }
 
@@ -772,7 +774,7 @@ impl WorkDocument {
             slot: Some(Slot::of(&partition)),
             known_by: None,
             instance_id: partition,
-            kind: kind::WORK.to_owned(),
+            kind: kind::ACTIVITY.to_owned(),
             due: now,
             seq,
             attempts: 0,
@@ -821,8 +823,8 @@ pub(crate) struct HistoryDocument {
     /// The id of the first event: what the documents of an execution are ordered by.
     pub(crate) first: u64,
     /// The messages from outside that the turn consumed: one that a repeated request writes again is known by them.
-    #[serde(default, skip_serializing_if = "Marks::is_empty")]
-    pub(crate) consumed: Marks,
+    #[serde(default, skip_serializing_if = "Fingerprints::is_empty")]
+    pub(crate) consumed: Fingerprints,
 }
 
 impl HistoryDocument {
@@ -841,7 +843,7 @@ impl HistoryDocument {
             execution,
             events,
             first,
-            consumed: Marks::default(),
+            consumed: Fingerprints::default(),
         }
     }
 }
@@ -1065,7 +1067,7 @@ impl StagedDocument {
     }
 }
 
-/// Who owns a session. It lives in a partition of its own, since instances share sessions.
+/// Who owns a session. It incarnations in a partition of its own, since instances share sessions.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct SessionDocument {
@@ -1153,10 +1155,10 @@ pub(crate) struct CountersDocument {
     pub(crate) events: i64,
     /// Instances that are being counted in, or out, right now.
     #[serde(default)]
-    pub(crate) sealing: std::collections::BTreeMap<String, Sealing>,
-    /// Who counts finished instances in: a hint that keeps others from doing the same.
+    pub(crate) folding: std::collections::BTreeMap<String, FoldStep>,
+    /// Who counts finished instances in: a candidate that keeps others from doing the same.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) sealer: Option<Lock>,
+    pub(crate) fold_lease: Option<Lock>,
     /// Fields of a newer version.
     #[serde(flatten)]
     pub(crate) unknown: Unknown,
@@ -1181,14 +1183,14 @@ impl CountersDocument {
             other: 0,
             executions: 0,
             events: 0,
-            sealing: Default::default(),
-            sealer: None,
+            folding: Default::default(),
+            fold_lease: None,
             unknown: Unknown::default(),
         }
     }
 
     /// Counts a step that an instance's document has taken.
-    pub(crate) fn count_step(&mut self, step: &Sealing) {
+    pub(crate) fn count_step(&mut self, step: &FoldStep) {
         if let Some(now) = &step.now {
             self.count(now, 1);
         }
@@ -1198,14 +1200,14 @@ impl CountersDocument {
     }
 
     /// Adds or takes away the figures of one instance.
-    pub(crate) fn count(&mut self, sealed: &Sealed, sign: i64) {
-        match sealed.status.as_str() {
+    pub(crate) fn count(&mut self, counted: &CountedFigures, sign: i64) {
+        match counted.status.as_str() {
             status::COMPLETED => self.completed += sign,
             status::FAILED => self.failed += sign,
             _ => self.other += sign,
         }
-        self.executions += sign * sealed.totals.executions as i64;
-        self.events += sign * sealed.totals.events as i64;
+        self.executions += sign * counted.totals.executions as i64;
+        self.events += sign * counted.totals.events as i64;
     }
 }
 
@@ -1223,15 +1225,15 @@ mod tests {
     fn claims_are_counted_also_where_their_times_are_not_kept() {
         let mut document = InstanceDocument::new(Partition::instance("i").unwrap(), "token", 0);
         for time in 1..=200 {
-            document.note_claim(time);
+            document.record_claim(time);
             assert_eq!(u64::from(document.claims_since(0)), time);
         }
         assert!(document.claims.len() < 100);
         assert_eq!(document.claims_since(191), 10);
-        document.note_claim(5);
+        document.record_claim(5);
         assert_eq!(document.claims.last(), Some(&201), "after the one before, whatever the clock says");
         document.forget_claims();
-        document.note_claim(300);
+        document.record_claim(300);
         assert_eq!(document.claims_since(0), 1);
     }
 }

@@ -17,10 +17,10 @@ pub(crate) struct MemberDocument {
     pub(crate) member: String,
     /// Present while somebody there waits for turns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) turns: Option<Stand<Versions>>,
+    pub(crate) turns: Option<Capabilities<Versions>>,
     /// Present while somebody there waits for activities.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) work: Option<Stand<Tags>>,
+    pub(crate) work: Option<Capabilities<Tags>>,
     /// As whom its workers own sessions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) owners: Vec<String>,
@@ -31,7 +31,7 @@ pub(crate) struct MemberDocument {
 
 /// What a member takes of a queue, and which slots it looks after.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Stand<N> {
+pub(crate) struct Capabilities<N> {
     pub(crate) need: N,
     pub(crate) slots: SlotRange,
 }
@@ -147,7 +147,7 @@ impl Tags {
 /// What wakes a member: looked at several times a second, so it is small and alone in its partition. Each ring replaces it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct BellDocument {
+pub(crate) struct WakeupDocument {
     pub(crate) id: DocumentId,
     pub(crate) instance_id: Partition,
     #[serde(rename = "type")]
@@ -169,13 +169,13 @@ pub(crate) struct BellDocument {
     pub(crate) list: bool,
 }
 
-impl BellDocument {
+impl WakeupDocument {
     pub(crate) fn partition(member: &str) -> Partition {
         Partition::bell(member)
     }
 
     pub(crate) fn document_id() -> DocumentId {
-        DocumentId::new("bell", &[])
+        DocumentId::new("wakeup", &[])
     }
 
     /// A bell that nobody has rung yet.
@@ -183,7 +183,7 @@ impl BellDocument {
         Self {
             id: Self::document_id(),
             instance_id: Self::partition(member),
-            kind: kind::BELL.to_owned(),
+            kind: kind::WAKEUP.to_owned(),
             ring,
             from: from.to_owned(),
             turns: BTreeSet::new(),
@@ -197,7 +197,7 @@ impl BellDocument {
 /// What one process has worked out for all.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Kept<T> {
+pub(crate) struct SharedResult<T> {
     pub(crate) id: DocumentId,
     pub(crate) instance_id: Partition,
     #[serde(rename = "type")]
@@ -207,18 +207,18 @@ pub(crate) struct Kept<T> {
     pub(crate) answer: T,
 }
 
-impl<T> Kept<T> {
+impl<T> SharedResult<T> {
     pub(crate) fn partition() -> Partition {
-        Partition::system("kept")
+        Partition::system("sharedResult")
     }
 
     pub(crate) fn document_id(name: &str) -> DocumentId {
-        DocumentId::new("kept", &[name])
+        DocumentId::new("sharedResult", &[name])
     }
 
     pub(crate) fn new(name: &str, at: Millis, answer: T) -> Self {
         let (id, instance_id) = (Self::document_id(name), Self::partition());
-        Self { id, instance_id, kind: kind::KEPT.to_owned(), at, answer }
+        Self { id, instance_id, kind: kind::SHARED_RESULT.to_owned(), at, answer }
     }
 }
 

@@ -81,7 +81,7 @@ fn check(id: &str) -> Result<(), String> {
 
 /// Encodes a name that a user chose, of any characters and length, as a part of an id.
 ///
-/// Letters, digits, `_` and `-` stand for themselves, every other byte is `~` and two hex digits, and the empty name is a
+/// Letters, digits, `_` and `-` register for themselves, every other byte is `~` and two hex digits, and the empty name is a
 /// single `~`. A name whose encoding would be long is `~h` and its SHA-256; `h` is no hex digit, so the forms can't meet.
 pub(crate) fn encode(name: &str) -> String {
     const HEX: &[u8; 16] = b"0123456789abcdef";

@@ -23,10 +23,10 @@ use uuid::Uuid;
 /// assert_ne!(Randomness::system().token(), Randomness::system().token());
 /// ```
 #[derive(Clone)]
-pub struct Randomness(Source);
+pub struct Randomness(RandomSource);
 
 #[derive(Clone)]
-enum Source {
+enum RandomSource {
     System,
     Seeded(Arc<AtomicU64>),
 }
@@ -34,12 +34,12 @@ enum Source {
 impl Randomness {
     /// The operating system's.
     pub fn system() -> Self {
-        Self(Source::System)
+        Self(RandomSource::System)
     }
 
     /// The same sequence for the same seed, on every machine: for tests and simulations.
     pub fn seeded(seed: u64) -> Self {
-        Self(Source::Seeded(Arc::new(AtomicU64::new(seed))))
+        Self(RandomSource::Seeded(Arc::new(AtomicU64::new(seed))))
     }
 
     /// A token that nobody else has: a UUID of version 4, 32 hex digits.
@@ -65,8 +65,8 @@ impl Randomness {
 
     fn uuid(&self) -> Uuid {
         match &self.0 {
-            Source::System => Uuid::new_v4(),
-            Source::Seeded(state) => {
+            RandomSource::System => Uuid::new_v4(),
+            RandomSource::Seeded(state) => {
                 let (high, low) = (split_mix(state), split_mix(state));
                 let random = u128::from(high) << 64 | u128::from(low);
                 uuid::Builder::from_random_bytes(random.to_be_bytes()).into_uuid()
@@ -88,8 +88,8 @@ fn split_mix(state: &AtomicU64) -> u64 {
 impl fmt::Debug for Randomness {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
-            Source::System => "Randomness(system)",
-            Source::Seeded(_) => "Randomness(seeded)",
+            RandomSource::System => "Randomness(system)",
+            RandomSource::Seeded(_) => "Randomness(seeded)",
         })
     }
 }

@@ -53,7 +53,7 @@ impl<'de> Deserialize<'de> for Unknown {
 
 #[cfg(test)]
 mod tests {
-    use crate::model::{InstanceDocument, KvDocument, Partition, SessionDocument, WorkDocument};
+    use crate::model::{ActivityDocument, InstanceDocument, KvDocument, Partition, SessionDocument};
     use serde_json::{json, Value};
 
     fn from_the_service(document: impl serde::Serialize) -> Value {
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_required_field_that_is_missing_is_still_an_error() {
-        let error = serde_json::from_str::<WorkDocument>("{\"id\":\"w:1:2\",\"newer\":1}").unwrap_err();
+        let error = serde_json::from_str::<ActivityDocument>("{\"id\":\"w:1:2\",\"newer\":1}").unwrap_err();
         assert!(error.to_string().contains("missing field"), "{error}");
     }
 }

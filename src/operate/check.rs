@@ -1,7 +1,7 @@
 //! Whether an account can be used: what opening looks at, and every assumption about the service, one line each.
 
 use crate::{
-    store::checkup::{self, Depth, Line},
+    cosmos::check::{self, CheckLine, Depth},
     CosmosDBProviderConfig,
 };
 use serde::Serialize;
@@ -14,7 +14,7 @@ pub struct Check {
     /// What was looked at, such as `container`, `partition key`, `index` or `batch 412`.
     pub subject: String,
     /// How it is.
-    pub verdict: Verdict,
+    pub status: CheckStatus,
     /// What was found, and what to do where that is not right.
     pub detail: String,
 }
@@ -23,13 +23,13 @@ pub struct Check {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
-pub enum Verdict {
+pub enum CheckStatus {
     /// As it must be.
-    Fine,
-    /// It works, but costs something.
-    Poor,
+    Ok,
+    /// It activities, but costs something.
+    Warning,
     /// The provider can't be used.
-    Wrong,
+    Failed,
     /// The service behaves otherwise than the provider assumes.
     Differs,
     /// It can't be seen from here.
@@ -39,7 +39,7 @@ pub enum Verdict {
 pub(super) async fn run(config: &CosmosDBProviderConfig, depth: Depth) -> Vec<Check> {
     let subject = "configuration".to_owned();
     if let Err(error) = config.validate() {
-        return vec![Check { subject, verdict: Verdict::Wrong, detail: error.to_string() }];
+        return vec![Check { subject, status: CheckStatus::Failed, detail: error.to_string() }];
     }
     let endpoint = config.endpoint().unwrap_or_default();
     let detail = format!(
@@ -48,16 +48,16 @@ pub(super) async fn run(config: &CosmosDBProviderConfig, depth: Depth) -> Vec<Ch
         config.container(),
         config.credential_kind()
     );
-    let mut checks = vec![Check { subject, verdict: Verdict::Fine, detail }];
-    checks.extend(checkup::run(config, depth).await.into_iter().map(|(subject, line)| {
-        let (verdict, detail) = match line {
-            Line::Fine(detail) => (Verdict::Fine, detail),
-            Line::Poor(detail) => (Verdict::Poor, detail),
-            Line::Wrong(detail) => (Verdict::Wrong, detail),
-            Line::Differs(detail) => (Verdict::Differs, detail),
-            Line::Unknown(detail) => (Verdict::Unknown, detail),
+    let mut checks = vec![Check { subject, status: CheckStatus::Ok, detail }];
+    checks.extend(check::run(config, depth).await.into_iter().map(|(subject, line)| {
+        let (status, detail) = match line {
+            CheckLine::Ok(detail) => (CheckStatus::Ok, detail),
+            CheckLine::Warning(detail) => (CheckStatus::Warning, detail),
+            CheckLine::Failed(detail) => (CheckStatus::Failed, detail),
+            CheckLine::Differs(detail) => (CheckStatus::Differs, detail),
+            CheckLine::Unknown(detail) => (CheckStatus::Unknown, detail),
         };
-        Check { subject, verdict, detail }
+        Check { subject, status, detail }
     }));
     checks
 }

@@ -1,10 +1,10 @@
 //! Messages that were not delivered.
 
 use crate::{
+    cosmos::{queries, Freshness, Rows, StoreError, WriteOutcome},
     engine::Engine,
     model::{DocumentId, IntentDocument, Millis, Partition},
     outbox,
-    store::{queries, Freshness, Rows, StoreError, WriteOutcome},
 };
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -47,7 +47,7 @@ pub enum IntentState {
 
 pub(super) async fn late(engine: &Arc<Engine>) -> Result<Vec<Intent>, StoreError> {
     let statement = queries::LATE_INTENTS.statement().bind("@now", engine.now());
-    let found: Rows<Row> = engine.store.query_container(statement, engine.deadline()).await?;
+    let found: Rows<IntentRow> = engine.store.query_container(statement, engine.deadline()).await?;
     let mut intents: Vec<Intent> = found.readable().into_iter().map(Intent::of).collect();
     intents.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
     Ok(intents)
@@ -56,7 +56,7 @@ pub(super) async fn late(engine: &Arc<Engine>) -> Result<Vec<Intent>, StoreError
 /// A row of the query.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Row {
+struct IntentRow {
     id: DocumentId,
     instance_id: Partition,
     target: Partition,
@@ -71,7 +71,7 @@ struct Row {
 }
 
 impl Intent {
-    fn of(row: Row) -> Self {
+    fn of(row: IntentRow) -> Self {
         let named = |partition: &Partition| partition.instance_id().unwrap_or_default().to_owned();
         // A work item is an object with its kind as the only name.
         let message =

@@ -4,11 +4,10 @@
 //! none is shown twice or left out because of that.
 
 use crate::{
-    admin::deleted_among,
+    cosmos::{queries, Rows, StoreError},
     engine::Engine,
+    lifecycle::recovery::deleted_among,
     model::{status, Deleting, InstanceDocument, Millis, Partition},
-    store::{queries, Rows, StoreError},
-    turn::release::read_latest,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -95,7 +94,7 @@ impl InstanceSummary {
 /// A row of the query.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Row {
+struct SummaryRow {
     instance_id: Partition,
     status: String,
     #[serde(default)]
@@ -116,19 +115,19 @@ struct Row {
 }
 
 /// A row of the query, or why it can't be read.
-type Entry = Result<Row, UnreadableInstance>;
+type ListedRow = Result<SummaryRow, UnreadableInstance>;
 
 /// Where an entry stands in the list.
-struct Place {
+struct ListPosition {
     instance_id: Partition,
     at: Millis,
 }
 
 /// The rows of a page in their order, the unreadable ones among them.
-fn entries(rows: Rows<Row>) -> Vec<(Place, Entry)> {
+fn entries(rows: Rows<SummaryRow>) -> Vec<(ListPosition, ListedRow)> {
     let (rows, unreadable) = rows.into_parts();
     let rows = rows.into_iter().map(|row| {
-        let place = Place { instance_id: row.instance_id.clone(), at: row.created_at };
+        let place = ListPosition { instance_id: row.instance_id.clone(), at: row.created_at };
         (place, Ok(row))
     });
     let unreadable = unreadable.into_iter().filter_map(|found| {
@@ -136,9 +135,9 @@ fn entries(rows: Rows<Row>) -> Vec<(Place, Entry)> {
         let at = found.row.get("createdAt").and_then(Value::as_f64).unwrap_or_default() as Millis;
         let instance_id: Partition = serde_json::from_value(found.row.get("instanceId")?.clone()).ok()?;
         let id = instance_id.instance_id()?.to_owned();
-        Some((Place { instance_id, at }, Err(UnreadableInstance { id, error: found.error })))
+        Some((ListPosition { instance_id, at }, Err(UnreadableInstance { id, error: found.error })))
     });
-    let mut entries: Vec<(Place, Entry)> = rows.chain(unreadable).collect();
+    let mut entries: Vec<(ListPosition, ListedRow)> = rows.chain(unreadable).collect();
     entries.sort_by_key(|(place, _)| std::cmp::Reverse(place.at));
     entries
 }
@@ -166,11 +165,11 @@ impl Cursor {
         azure_core::base64::encode_url_safe(serde_json::to_vec(self).unwrap_or_default())
     }
 
-    fn has(&self, place: &Place) -> bool {
+    fn has(&self, place: &ListPosition) -> bool {
         self.at == place.at && self.seen.contains(&place.instance_id)
     }
 
-    fn pass(&mut self, place: &Place) {
+    fn pass(&mut self, place: &ListPosition) {
         if place.at != self.at {
             *self = Self { at: place.at, seen: Vec::new() };
         }
@@ -200,7 +199,7 @@ pub(super) async fn page(
         .bind("@parent", query.parent.as_deref())
         .bind("@anyParent", query.parent.is_none());
     let page_size = NonZeroU32::new(u32::try_from(limit + 1).unwrap_or(u32::MAX)).unwrap_or(NonZeroU32::MIN);
-    let mut pages = engine.store.container_pages::<Row>(statement.in_pages_of(page_size), engine.deadline())?;
+    let mut pages = engine.store.container_pages::<SummaryRow>(statement.in_pages_of(page_size), engine.deadline())?;
     let text = query.text.as_deref().map(str::to_lowercase);
     let (mut found, mut unreadable, mut looked_at, mut more) = (Vec::new(), Vec::new(), 0, false);
     'pages: while let Some(rows) = pages.next().await? {
@@ -224,23 +223,25 @@ pub(super) async fn page(
             }
         }
     }
-    let marked = found.iter().filter_map(|row: &Row| Some((row.instance_id.clone(), row.deleting.clone()?))).collect();
+    let marked =
+        found.iter().filter_map(|row: &SummaryRow| Some((row.instance_id.clone(), row.deleting.clone()?))).collect();
     let deleted = deleted_among(engine, marked, engine.deadline()).await?;
-    let instances = found.into_iter().filter(|row| !deleted.contains(&row.instance_id)).map(Row::summary).collect();
+    let instances =
+        found.into_iter().filter(|row| !deleted.contains(&row.instance_id)).map(SummaryRow::summary).collect();
     Ok(InstancePage { instances, cursor: cursor.filter(|_| more).map(|cursor| cursor.write()), unreadable })
 }
 
 /// One instance, as a page would have it.
 pub(super) async fn one(engine: &Arc<Engine>, id: &str) -> Result<Option<InstanceSummary>, StoreError> {
     let Ok(partition) = Partition::instance(id) else { return Ok(None) };
-    let found = read_latest(engine, &partition, engine.deadline()).await?.map(|found| found.document);
+    let found = engine.read_latest(&partition, engine.deadline()).await?.map(|found| found.document);
     let Some(document) = found.filter(InstanceDocument::exists) else { return Ok(None) };
     let marked = document.deleting.iter().map(|mark| (partition.clone(), mark.clone())).collect();
     let deleted = deleted_among(engine, marked, engine.deadline()).await?;
-    Ok(deleted.is_empty().then(|| Row::of(document).summary()))
+    Ok(deleted.is_empty().then(|| SummaryRow::of(document).summary()))
 }
 
-impl Row {
+impl SummaryRow {
     fn of(document: InstanceDocument) -> Self {
         Self {
             instance_id: document.instance_id,

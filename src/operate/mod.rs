@@ -23,21 +23,23 @@
 
 mod check;
 mod doctor;
-mod fleet;
+pub(crate) mod inspect;
 mod intents;
 mod list;
+pub(crate) mod metrics;
 mod queues;
 mod starts;
+mod workers;
 
-use crate::{store::checkup::Depth, CosmosDBProvider, CosmosDBProviderConfig, StoreError};
+use crate::{cosmos::check::Depth, CosmosDBProvider, CosmosDBProviderConfig, StoreError};
 
-pub use check::{Check, Verdict};
-pub use doctor::{Diagnosis, Doctor, Finding, Reason, Remedy, Repair, Suspects};
-pub use fleet::{ActivityStand, Member, TurnStand};
+pub use check::{Check, CheckStatus};
+pub use doctor::{Diagnosis, Doctor, Finding, Reason, Remedy, Repair, Scan};
 pub use intents::{Intent, IntentState};
 pub use list::{InstancePage, InstanceQuery, InstanceSummary, UnreadableInstance};
 pub use queues::{ActivityQueue, QueueReport, TurnQueue};
 pub use starts::QueuedStart;
+pub use workers::{ActivityCapabilities, Member, TurnCapabilities};
 
 impl CosmosDBProvider {
     /// A page of instances, newest first: at most `limit` of those that `query` asks for, from where the page before has ended.
@@ -65,7 +67,7 @@ impl CosmosDBProvider {
 
     /// The processes that look for work, as the container knows them.
     pub async fn members(&self) -> Result<Vec<Member>, StoreError> {
-        fleet::members(self.engine(), self.engine().now()).await
+        workers::members(self.engine(), self.engine().now()).await
     }
 
     /// Messages that turns owe to other instances and that nobody has delivered yet although it is time, those that could not be delivered so
@@ -95,7 +97,7 @@ impl CosmosDBProvider {
     /// The instance that started this one and waits for its end. None for a root, and for an orphan: an instance whose
     /// parent was deleted, although another instance may have the parent's id now.
     pub async fn parent_of(&self, instance: &str) -> Result<Option<String>, StoreError> {
-        crate::admin::delete::parent_of(self.engine(), instance).await
+        crate::lifecycle::delete::parent_of(self.engine(), instance).await
     }
 
     /// Removes the start of an instance that no worker has begun, with every message that waits for it. `false` where
@@ -105,7 +107,7 @@ impl CosmosDBProvider {
         starts::discard(self.engine(), instance).await
     }
 
-    /// Somebody who finds out why instances stand still, and mends what can be mended from their histories. It knows who
+    /// Somebody who finds out why instances register still, and mends what can be mended from their histories. It knows who
     /// looks for work now. It writes a document of its own to learn the service's time: this machine's clock may be off.
     /// Somebody who may only read gets a doctor that goes by this machine's clock, and that repairs nothing.
     pub async fn doctor(&self) -> Result<Doctor, StoreError> {

@@ -1,9 +1,9 @@
 //! What waits, and since when.
 
 use crate::{
+    cosmos::{queries, Rows, StoreError},
     engine::Engine,
     model::{MessageDocument, Millis, Partition},
-    store::{queries, Rows, StoreError},
 };
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, sync::Arc};
@@ -38,7 +38,7 @@ pub struct TurnQueue {
     /// Timers and messages whose time has not come.
     pub later: usize,
     /// Messages for instances that nobody has started.
-    pub parked: usize,
+    pub deferred: usize,
 }
 
 /// Activities of one tag and session.
@@ -73,7 +73,7 @@ struct MessageRow {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct WorkRow {
+struct ActivityRow {
     instance_id: Partition,
     due: Millis,
     #[serde(default)]
@@ -90,7 +90,8 @@ pub(super) async fn report(engine: &Arc<Engine>) -> Result<QueueReport, StoreErr
     let (now, deadline) = (engine.now(), engine.deadline());
     let messages = queries::QUEUED_MESSAGES.statement();
     let messages: Rows<MessageRow> = engine.store.query_container(messages, deadline).await?;
-    let work: Rows<WorkRow> = engine.store.query_container(queries::QUEUED_WORK.statement(), deadline).await?;
+    let work: Rows<ActivityRow> =
+        engine.store.query_container(queries::QUEUED_ACTIVITIES.statement(), deadline).await?;
     let capped = messages.len().max(work.len()) >= queries::MOST_QUEUED;
     let ((messages, lost), (work, lost_too)) = (messages.into_parts(), work.into_parts());
     let unreadable = lost.len() + lost_too.len();
@@ -100,8 +101,8 @@ pub(super) async fn report(engine: &Arc<Engine>) -> Result<QueueReport, StoreErr
 fn turns(messages: &[MessageRow], now: Millis) -> TurnQueue {
     let mut queue = TurnQueue::default();
     for message in messages {
-        if message.due == MessageDocument::PARKED {
-            queue.parked += 1;
+        if message.due == MessageDocument::DEFERRED {
+            queue.deferred += 1;
         } else if message.due > now {
             queue.later += 1;
         } else {
@@ -117,7 +118,7 @@ fn turns(messages: &[MessageRow], now: Millis) -> TurnQueue {
     queue
 }
 
-fn activities(work: &[WorkRow], now: Millis) -> Vec<ActivityQueue> {
+fn activities(work: &[ActivityRow], now: Millis) -> Vec<ActivityQueue> {
     let mut queues: BTreeMap<(Option<&str>, Option<&str>), ActivityQueue> = BTreeMap::new();
     for row in work {
         let queue = queues.entry((row.tag.as_deref(), row.session_id.as_deref())).or_default();
@@ -159,16 +160,16 @@ mod tests {
             message("old", 100, 100),
             message("young", 900, 900),
             message("timer", 2_000, 1),
-            message("nobody", MessageDocument::PARKED, 1),
+            message("nobody", MessageDocument::DEFERRED, 1),
         ];
         let queue = turns(&messages, 1_000);
-        assert_eq!((queue.waiting, queue.later, queue.parked), (2, 1, 1));
+        assert_eq!((queue.waiting, queue.later, queue.deferred), (2, 1, 1));
         assert_eq!((queue.oldest, queue.oldest_instance.as_deref()), (Some(100), Some("old")));
     }
 
     #[test]
     fn activities_are_told_apart_by_tag_and_session_and_by_whether_somebody_runs_them() {
-        let row = |name: &str, due, tag: Option<&str>, session: Option<&str>, until| WorkRow {
+        let row = |name: &str, due, tag: Option<&str>, session: Option<&str>, until| ActivityRow {
             instance_id: instance(name),
             due,
             tag: tag.map(ToOwned::to_owned),

@@ -5,22 +5,22 @@
 //! its document gone when it commits.
 //!
 //! Crash points: each batch is conditional on the claim. If the process dies between two of them, some messages are
-//! left and the claim expires. A poll finds its document by `due`; the start is gone with the first batch, so what is
+//! left and the claim expires. A poll finds its document by `due`; the start is gone with the first so what is
 //! left waits for another start.
 
+use crate::model::operation;
 use crate::{
-    admin::delete,
+    cosmos::{queries, BatchOutcome, Deadline, StoreError, Versioned},
     engine::Engine,
-    model::{item, InstanceDocument, MessageDocument, Partition},
-    store::{batch, queries, BatchOutcome, Deadline, Operation, StoreError, Versioned},
-    turn::{instance_id, plan::remove_message, release},
+    model::{item, InstanceDocument, MessageDocument, Operation, Partition},
+    turn::{instance_id, plan::remove_message},
 };
 use duroxide::providers::WorkItem;
 use serde::Serialize;
 use std::{sync::Arc, time::Duration};
 use tracing::info;
 
-/// How long the claim lasts under which a start is removed.
+/// How long the claim valid_for under which a start is removed.
 const LOCK: Duration = Duration::from_secs(10);
 
 /// A start that waits for a worker.
@@ -41,28 +41,28 @@ pub struct QueuedStart {
 }
 
 /// The queue of an instance that does not exist.
-struct Queue {
-    /// The document that a claim has made, or that says that messages are parked.
+struct StartQueue {
+    /// The document that a claim has made, or that says that messages are deferred.
     document: Option<Versioned<InstanceDocument>>,
     messages: Vec<Versioned<MessageDocument>>,
 }
 
 /// The queue of an instance that does not exist; none where the instance exists.
-async fn look(engine: &Engine, partition: &Partition) -> Result<Option<Queue>, StoreError> {
-    let document = release::read_latest(engine, partition, engine.deadline()).await?;
+async fn look(engine: &Engine, partition: &Partition) -> Result<Option<StartQueue>, StoreError> {
+    let document = engine.read_latest(partition, engine.deadline()).await?;
     if document.as_ref().is_some_and(|found| found.document.exists()) {
         return Ok(None);
     }
     let statement = queries::MESSAGES.statement().authoritative();
     let messages = engine.store.query_partition(partition, statement, engine.per_page()).await?;
-    Ok(Some(Queue { document, messages }))
+    Ok(Some(StartQueue { document, messages }))
 }
 
-impl Queue {
+impl StartQueue {
     /// The start that would begin the instance: of several, the first.
     fn start(&self, instance: &str) -> Option<QueuedStart> {
-        let enclosed = self.document.as_ref().and_then(|found| found.document.enclosed_message());
-        let messages = self.messages.iter().map(|message| &message.document).chain(&enclosed);
+        let inlined = self.document.as_ref().and_then(|found| found.document.inlined_message());
+        let messages = self.messages.iter().map(|message| &message.document).chain(&inlined);
         let first = messages.filter(|message| message.starts).min_by(|a, b| a.seq.cmp(&b.seq))?;
         let work_item = serde_json::from_str::<WorkItem>(&first.item).ok();
         let (name, version) = work_item.as_ref().and_then(item::started).unwrap_or_default();
@@ -93,14 +93,14 @@ pub(super) async fn discard(engine: &Arc<Engine>, instance: &str) -> Result<bool
         }
         if let Some(found) = queue.document.as_ref().filter(|found| found.document.deleting.is_some()) {
             // Its document may be the one that says of other instances that they are deleted: it goes last.
-            if deadline.passed() || !delete::recover(engine, &found.document, delete::UNDO_AFTER, deadline).await? {
+            if deadline.passed() || !engine.lifecycle().recover_deletion(engine, &found.document, deadline).await? {
                 let detail = "a deletion of the instance is under way: look again in a moment".to_owned();
                 return Err(StoreError::Unavailable { detail });
             }
             engine.cache.forget(&partition);
             continue;
         }
-        if queue.document.as_ref().is_some_and(|found| !found.document.is_shell()) {
+        if queue.document.as_ref().is_some_and(|found| !found.document.is_placeholder()) {
             let detail = "a worker has begun its first turn and not committed it: look again in a moment".to_owned();
             return Err(StoreError::Unavailable { detail });
         }
@@ -146,7 +146,7 @@ async fn claim(
 }
 
 /// Removes messages under a claim, starts first. The last batch takes the claim's document along, and what that
-/// encloses. `false` where something has changed.
+/// has_inlined. `false` where something has changed.
 async fn remove(
     engine: &Engine,
     partition: &Partition,
@@ -157,7 +157,7 @@ async fn remove(
     messages.sort_by_key(|message| !message.document.starts);
     let operations: Result<Vec<Operation>, StoreError> = messages.iter().map(remove_message).collect();
     let operations = operations?;
-    let mut parts = operations.chunks(batch::MAX_OPERATIONS - 1).peekable();
+    let mut parts = operations.chunks(operation::MAX_OPERATIONS - 1).peekable();
     loop {
         let part = parts.next().unwrap_or_default();
         let is_last = parts.peek().is_none();

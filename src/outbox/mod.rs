@@ -13,11 +13,11 @@
 //! target that can't take its message poisons the intent: it is reported, kept, and blocks no other.
 
 use crate::{
-    dispatch,
+    cosmos::{queries, BatchOutcome, Deadline, Freshness, Refusal, StoreError, Versioned, WriteOutcome},
+    discovery,
     engine::Engine,
-    model::{clock::millis, DocumentId, IntentDocument, MessageDocument, Partition},
-    orders::turn::{carry, Carried, Kind},
-    store::{queries, BatchOutcome, Deadline, Freshness, Operation, Refusal, StoreError, Versioned, WriteOutcome},
+    model::{clock::millis, DocumentId, IntentDocument, MessageDocument, Operation, Partition},
+    queue::turn::{write_with_inline_claim, InlineWrite, Kind},
 };
 use azure_data_cosmos::feed::FeedRange;
 use futures::{stream, Stream, StreamExt};
@@ -58,7 +58,7 @@ pub(crate) async fn deliver_soon(engine: &Arc<Engine>, intents: Vec<IntentDocume
 
 /// Delivers each intent, several at once; returns those that have arrived.
 async fn deliver_all(engine: &Arc<Engine>, intents: Vec<IntentDocument>, deadline: Deadline) -> Vec<IntentDocument> {
-    let outcomes: Vec<(IntentDocument, Result<(), Failure>)> = stream::iter(intents)
+    let outcomes: Vec<(IntentDocument, Result<(), DeliveryFailure>)> = stream::iter(intents)
         .map(|intent| async move {
             let outcome = deliver(engine, &intent, deadline).await;
             (intent, outcome)
@@ -70,24 +70,24 @@ async fn deliver_all(engine: &Arc<Engine>, intents: Vec<IntentDocument>, deadlin
     for (intent, outcome) in outcomes {
         match outcome {
             Ok(()) => delivered.push(intent),
-            Err(Failure::Later(error)) => {
+            Err(DeliveryFailure::Later(error)) => {
                 warn!(id = %intent.id, target = %intent.target, %error, "a message is delivered later");
             }
-            Err(Failure::Never(error)) => poison(engine, intent, &error, deadline).await,
+            Err(DeliveryFailure::Never(error)) => poison(engine, intent, &error, deadline).await,
         }
     }
     delivered
 }
 
 /// Why a message was not delivered.
-enum Failure {
+enum DeliveryFailure {
     /// The message itself can't be stored (400, 413) or read: no later attempt succeeds.
     Never(StoreError),
     /// The failure says nothing about the message: an outage, a missing role, an answer that we do not know.
     Later(StoreError),
 }
 
-impl From<StoreError> for Failure {
+impl From<StoreError> for DeliveryFailure {
     fn from(error: StoreError) -> Self {
         if error.is_unstorable() {
             Self::Never(error)
@@ -98,16 +98,18 @@ impl From<StoreError> for Failure {
 }
 
 /// Creates the message in its target. One that is there, or whose marker is, was delivered before.
-async fn deliver(engine: &Arc<Engine>, intent: &IntentDocument, deadline: Deadline) -> Result<(), Failure> {
+async fn deliver(engine: &Arc<Engine>, intent: &IntentDocument, deadline: Deadline) -> Result<(), DeliveryFailure> {
     let unreadable = |e: String| {
-        Failure::Never(StoreError::Malformed { detail: format!("intent {} can't be read: {e}", intent.id) })
+        DeliveryFailure::Never(StoreError::Malformed { detail: format!("intent {} can't be read: {e}", intent.id) })
     };
     let id = intent.document.get("id").and_then(serde_json::Value::as_str).unwrap_or_default();
     let id = DocumentId::try_from(id.to_owned()).map_err(unreadable)?;
     let message = || serde_json::from_value::<MessageDocument>(intent.document.clone());
     if let Ok(message) = message() {
         let kind = Kind::of_message(&message);
-        if let Carried::Done | Carried::Written = carry(engine, &message, &intent.document, kind, deadline).await? {
+        if let InlineWrite::Done | InlineWrite::Written =
+            write_with_inline_claim(engine, &message, &intent.document, kind, deadline).await?
+        {
             return Ok(());
         }
     }
@@ -116,8 +118,8 @@ async fn deliver(engine: &Arc<Engine>, intent: &IntentDocument, deadline: Deadli
         WriteOutcome::Done(etag) => {
             let message = message().map_err(|e| unreadable(e.to_string()))?;
             match Kind::of_message(&message) {
-                Kind::End => dispatch::completion_written(engine, message, Some(etag), None),
-                _ => dispatch::message_written(engine, message, Some(etag), None).await,
+                Kind::End => discovery::completion_written(engine, message, Some(etag), None),
+                _ => discovery::message_written(engine, message, Some(etag), None).await,
             }
             Ok(())
         }
@@ -125,9 +127,9 @@ async fn deliver(engine: &Arc<Engine>, intent: &IntentDocument, deadline: Deadli
             debug!(id = %intent.id, "delivered before");
             Ok(())
         }
-        WriteOutcome::Refused(refusal) => {
-            Err(Failure::Later(StoreError::Unavailable { detail: format!("a delivery was answered {refusal:?}") }))
-        }
+        WriteOutcome::Refused(refusal) => Err(DeliveryFailure::Later(StoreError::Unavailable {
+            detail: format!("a delivery was answered {refusal:?}"),
+        })),
     }
 }
 
@@ -144,8 +146,8 @@ pub(crate) async fn deliver_before_deletion(
     let Some(intent) = intent else { return Ok(()) };
     match deliver(engine, &intent, deadline).await {
         Ok(()) => Ok(()),
-        Err(Failure::Later(error)) => Err(error),
-        Err(Failure::Never(error)) => {
+        Err(DeliveryFailure::Later(error)) => Err(error),
+        Err(DeliveryFailure::Never(error)) => {
             poison(engine, intent, &error, deadline).await;
             Ok(())
         }
@@ -156,7 +158,7 @@ pub(crate) async fn deliver_before_deletion(
 async fn forget(engine: &Engine, mut intents: Vec<IntentDocument>, deadline: Deadline) {
     intents.sort_by(|a, b| a.instance_id.cmp(&b.instance_id));
     for group in intents.chunk_by(|a, b| a.instance_id == b.instance_id) {
-        for chunk in group.chunks(crate::store::batch::MAX_OPERATIONS) {
+        for chunk in group.chunks(crate::model::operation::MAX_OPERATIONS) {
             if let Err(error) = forget_chunk(engine, chunk, deadline).await {
                 warn!(source = %chunk[0].instance_id, %error, "delivered intents are deleted later");
             }
@@ -179,7 +181,7 @@ async fn forget_chunk(engine: &Engine, chunk: &[IntentDocument], deadline: Deadl
     Ok(())
 }
 
-/// Marks an intent that can never be delivered. It stays for somebody to look at, and nobody tries it again.
+/// Fingerprints an intent that can never be delivered. It stays for somebody to look at, and nobody tries it again.
 async fn poison(engine: &Engine, mut intent: IntentDocument, error: &StoreError, deadline: Deadline) {
     error!(
         source = %intent.instance_id,
@@ -188,7 +190,7 @@ async fn poison(engine: &Engine, mut intent: IntentDocument, error: &StoreError,
         %error,
         "a message can't be delivered: the intent is kept as poisoned"
     );
-    crate::observe::poisoned_intent();
+    crate::telemetry::poisoned_intent();
     intent.due = None;
     intent.poisoned = Some(error.to_string());
     let (partition, id) = (intent.instance_id.clone(), intent.id.clone());
@@ -212,7 +214,7 @@ pub(crate) async fn reconcile(engine: &Arc<Engine>, range: Option<&FeedRange>) -
         intents.extend(page.readable());
     }
     let found = intents.len();
-    crate::observe::outbox_age(intents.iter().map(|intent| intent.document.created_at).min(), engine.now());
+    crate::telemetry::outbox_age(intents.iter().map(|intent| intent.document.created_at).min(), engine.now());
     if found > 0 {
         let taken = take_over(engine, intents).await;
         debug!(found, taken, "took undelivered messages over");
@@ -268,14 +270,14 @@ async fn claim(
     })
 }
 
-/// Delivers an intent that is ours, and deletes it; or puts it off, or marks it as one that can't be delivered.
+/// Delivers an intent that is ours, and deletes it; or puts it off, or fingerprints it as one that can't be delivered.
 async fn settle(engine: &Arc<Engine>, intent: Versioned<IntentDocument>) {
     // A target that does not answer is not asked again and again; one that is slow has more time with each attempt.
     let deadline = Deadline::after((pause_after(intent.document.retries) / 2).min(TAKEN_FOR));
     match deliver(engine, &intent.document, deadline).await {
         Ok(()) => forget(engine, vec![intent.document], engine.deadline()).await,
-        Err(Failure::Later(error)) => put_off(engine, intent, &error).await,
-        Err(Failure::Never(error)) => poison(engine, intent.document, &error, engine.deadline()).await,
+        Err(DeliveryFailure::Later(error)) => put_off(engine, intent, &error).await,
+        Err(DeliveryFailure::Never(error)) => poison(engine, intent.document, &error, engine.deadline()).await,
     }
 }
 
@@ -302,12 +304,17 @@ pub(crate) fn reconcile_soon(engine: &Arc<Engine>, range: Option<&FeedRange>) {
     let (engine_too, range) = (engine.clone(), range.cloned());
     engine.spawn(async move {
         // One at a time: a target that can't be reached must not make every poll add to what waits for it.
-        let Ok(_alone) = engine_too.reconciling.try_lock() else { return };
+        let state = engine_too.state::<Reconciling>();
+        let Ok(_alone) = state.0.try_lock() else { return };
         if let Err(error) = reconcile(&engine_too, range.as_ref()).await {
             warn!(%error, "undelivered messages are taken over later");
         }
     });
 }
+
+/// Held while this process delivers messages of other processes that a poll has found.
+#[derive(Default)]
+struct Reconciling(tokio::sync::Mutex<()>);
 
 #[cfg(test)]
 mod tests {

@@ -3,7 +3,7 @@
 //! An entry is only as good as its ETag: a claim that succeeds on it, or a read that returns it, proves that nothing has
 //! changed since. Its memory is bounded; the least recently used entries go first.
 
-use crate::model::{InstanceDocument, KvDocument, Marks, Partition};
+use crate::model::{Fingerprints, InstanceDocument, KvDocument, Partition};
 use azure_core::http::Etag;
 use duroxide::Event;
 use std::{
@@ -28,7 +28,7 @@ pub(crate) struct Contents {
     /// None where only the history was read, for a client: a turn then loads both.
     pub(crate) kv: Option<Arc<BTreeMap<String, KvDocument>>>,
     /// What this execution, and the last turns before it, have consumed from outside.
-    pub(crate) consumed: Arc<Marks>,
+    pub(crate) consumed: Arc<Fingerprints>,
     /// The size of the events' text.
     pub(crate) text: usize,
     /// Approximate size in memory, of all of it.
@@ -41,7 +41,7 @@ impl Contents {
         history: impl Into<Arc<Vec<Event>>>,
         text: usize,
         kv: Option<BTreeMap<String, KvDocument>>,
-        consumed: Marks,
+        consumed: Fingerprints,
     ) -> Self {
         // An event in memory takes about twice its text: the strings, and the struct around them.
         let history = history.into();
@@ -58,15 +58,15 @@ impl Contents {
         events: &[Event],
         text: usize,
         kv: BTreeMap<String, KvDocument>,
-        consumed: &Marks,
+        consumed: &Fingerprints,
     ) -> Self {
         let mut history = self.history.as_ref().clone();
         let known: HashSet<u64> = history.iter().map(|event| event.event_id).collect();
         history.extend(events.iter().filter(|event| !known.contains(&event.event_id)).cloned());
         history.sort_by_key(|event| event.event_id);
-        let mut marks = self.consumed.as_ref().clone();
-        marks.extend(consumed);
-        Self::new(history, self.text + text, Some(kv), marks)
+        let mut fingerprints = self.consumed.as_ref().clone();
+        fingerprints.extend(consumed);
+        Self::new(history, self.text + text, Some(kv), fingerprints)
     }
 }
 
@@ -78,11 +78,11 @@ fn value_bytes(value: &KvDocument) -> usize {
 /// Least-recently-used entries within a bound.
 pub(crate) struct InstanceCache {
     limit: usize,
-    entries: Mutex<Entries>,
+    entries: Mutex<CacheEntries>,
 }
 
 #[derive(Default)]
-struct Entries {
+struct CacheEntries {
     by_partition: HashMap<Partition, (u64, Known)>,
     /// When each entry was last known to be current.
     seen: HashMap<Partition, Instant>,
@@ -194,12 +194,12 @@ impl InstanceCache {
         self.lock().remove(partition);
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Entries> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, CacheEntries> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Entries {
+impl CacheEntries {
     fn put(&mut self, partition: &Partition, known: Known, limit: usize) {
         self.remove(partition);
         if size(&known) > limit {
@@ -253,7 +253,7 @@ mod tests {
         Known {
             document: InstanceDocument::new(partition, "token", 0),
             etag: Etag::from("e"),
-            contents: Some(Contents { bytes, ..Contents::new(Vec::new(), 0, None, Marks::default()) }),
+            contents: Some(Contents { bytes, ..Contents::new(Vec::new(), 0, None, Fingerprints::default()) }),
         }
     }
 
@@ -280,18 +280,19 @@ mod tests {
         let event = |id| Event::with_event_id(id, "a", 1, None, kind.clone());
         let value = KvDocument::written(&partition("a"), "key", None, Some("v".repeat(10_000)), 0, 0);
         let kv = BTreeMap::from([("key".to_owned(), value)]);
-        let mut grown = Contents::new(Vec::new(), 0, Some(kv.clone()), Marks::default());
+        let mut grown = Contents::new(Vec::new(), 0, Some(kv.clone()), Fingerprints::default());
         for id in 1..=200 {
-            grown = grown.after_turn(&[event(id)], 600, kv.clone(), &Marks::default());
+            grown = grown.after_turn(&[event(id)], 600, kv.clone(), &Fingerprints::default());
         }
-        let whole = Contents::new((1..=200).map(event).collect::<Vec<_>>(), 200 * 600, Some(kv), Marks::default());
+        let whole =
+            Contents::new((1..=200).map(event).collect::<Vec<_>>(), 200 * 600, Some(kv), Fingerprints::default());
         assert_eq!((grown.bytes, grown.history.len()), (whole.bytes, 200));
     }
 
     #[test]
     fn what_was_read_of_a_state_is_not_put_over_another_and_makes_none_current() {
         let (cache, a) = (InstanceCache::new(100_000), partition("a"));
-        let contents = || Contents::new(Vec::new(), 100, None, Marks::default());
+        let contents = || Contents::new(Vec::new(), 100, None, Fingerprints::default());
         let text = || cache.get(&a).unwrap().contents.map(|contents| contents.text);
         cache.fill(&a, &Etag::from("e"), contents());
         assert!(cache.get(&a).is_none(), "what was forgotten is not known again");

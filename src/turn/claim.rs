@@ -8,67 +8,66 @@ use super::{
     instance_id, load, open, release, staging, Runner,
 };
 use crate::{
-    admin::delete,
-    dispatch::OrchestrationHint,
+    cosmos::{Deadline, Freshness, StoreError, Versioned, WriteOutcome},
+    discovery::TurnCandidate,
     engine::Engine,
     model::{clock::millis, InstanceDocument, Millis, Partition},
-    orders::{turn::TurnWants, Terms},
-    store::{Deadline, Freshness, StoreError, Versioned, WriteOutcome},
+    queue::{turn::TurnFilter, FetchTerms},
 };
 use azure_core::http::Etag;
 use duroxide::providers::{DispatcherCapabilityFilter, OrchestrationItem};
 use std::sync::Arc;
 
 /// How an attempt at an instance ended.
-pub(crate) enum Claimed {
+pub(crate) enum TurnClaim {
     /// The turn is ours.
     Turn(Box<(OrchestrationItem, String, u32)>),
     /// Somebody else has it until then.
     Locked(Millis),
     /// Nothing to do here.
     Nothing,
-    /// Messages for an instance that nobody has started: they are parked, and there is nothing to do.
+    /// Messages for an instance that nobody has started: they are deferred, and there is nothing to do.
     Waiting,
     /// The execution is pinned to a version that the caller doesn't support.
     Incompatible(semver::Version),
 }
 
-/// Tries to take the instance that a hint names.
+/// Tries to take the instance that a candidate names.
 pub(crate) async fn claim(
     engine: &Arc<Engine>,
-    hint: &OrchestrationHint,
-    terms: &Terms<TurnWants>,
+    candidate: &TurnCandidate,
+    terms: &FetchTerms<TurnFilter>,
     deadline: Deadline,
-) -> Result<Claimed, StoreError> {
-    let partition = &hint.partition;
-    if !hint.ask && hint.messages.iter().all(|m| engine.dispatch.was_consumed(partition, &m.document.id)) {
-        return Ok(Claimed::Nothing);
+) -> Result<TurnClaim, StoreError> {
+    let partition = &candidate.partition;
+    if !candidate.ask && candidate.messages.iter().all(|m| engine.discovery.was_consumed(partition, &m.document.id)) {
+        return Ok(TurnClaim::Nothing);
     }
     let mut known = engine.cache.get(partition);
-    if known.is_none() && !hint.starts {
+    if known.is_none() && !candidate.starts {
         known = look(engine, partition, deadline).await?;
     }
     // What was cached may be stale, so there is a second look at most.
     for _ in 0..3 {
         let attempt = match known.take() {
             None => begin(engine, partition, terms, deadline).await?,
-            Some(known) => match unclaimable(engine, &known.document, terms.wants.0.as_ref(), deadline).await? {
+            Some(known) => match unclaimable(engine, &known.document, terms.filter.0.as_ref(), deadline).await? {
                 Some(outcome) => return Ok(outcome),
                 None => take_over(engine, partition, known, terms, deadline).await?,
             },
         };
         match attempt {
-            Attempt::Ours(ours) => return open::open(engine, hint, *ours).await,
+            Attempt::Ours(ours) => return open::open(engine, candidate, *ours).await,
             Attempt::Look => {
                 engine.cache.forget(partition);
                 known = look(engine, partition, deadline).await?;
-                if known.is_none() && !hint.starts {
-                    return Ok(Claimed::Nothing);
+                if known.is_none() && !candidate.starts {
+                    return Ok(TurnClaim::Nothing);
                 }
             }
         }
     }
-    Ok(Claimed::Locked(engine.now() + 50))
+    Ok(TurnClaim::Locked(engine.now() + 50))
 }
 
 /// The outcome of one conditional write.
@@ -115,22 +114,22 @@ async fn unclaimable(
     document: &InstanceDocument,
     filter: Option<&DispatcherCapabilityFilter>,
     deadline: Deadline,
-) -> Result<Option<Claimed>, StoreError> {
+) -> Result<Option<TurnClaim>, StoreError> {
     if let Some(until) = document.locked_until(engine.now()) {
-        return Ok(Some(Claimed::Locked(look_again(engine, document, until))));
+        return Ok(Some(TurnClaim::Locked(look_again(engine, document, until))));
     }
     if document.deleting.is_some() {
         // A deletion that was left half-way is finished, or undone where it was never decided.
-        let recovered = delete::recover(engine, document, delete::UNDO_AFTER, deadline).await?;
+        let recovered = engine.lifecycle().recover_deletion(engine, document, deadline).await?;
         engine.cache.forget(&document.instance_id);
-        return Ok(Some(Claimed::Locked(engine.now() + if recovered { 20 } else { 1_000 })));
+        return Ok(Some(TurnClaim::Locked(engine.now() + if recovered { 20 } else { 1_000 })));
     }
-    if document.rolling.is_some() {
+    if document.roll_forward.is_some() {
         staging::roll_forward(engine, &document.instance_id, deadline).await?;
         engine.cache.forget(&document.instance_id);
-        return Ok(Some(Claimed::Locked(engine.now())));
+        return Ok(Some(TurnClaim::Locked(engine.now())));
     }
-    Ok(incompatible(document, filter).map(Claimed::Incompatible))
+    Ok(incompatible(document, filter).map(TurnClaim::Incompatible))
 }
 
 /// When to try a locked instance again. This process tells when its own turn ends; another one may end it any time, so
@@ -161,13 +160,13 @@ pub(crate) fn supports(filter: &DispatcherCapabilityFilter, pinned: &semver::Ver
 async fn begin(
     engine: &Arc<Engine>,
     partition: &Partition,
-    terms: &Terms<TurnWants>,
+    terms: &FetchTerms<TurnFilter>,
     deadline: Deadline,
 ) -> Result<Attempt, StoreError> {
     let (now, token) = (engine.now(), engine.new_token());
     let mut document = InstanceDocument::new(partition.clone(), &token, now);
     document.hold(&token, now.saturating_add(millis(terms.lock_timeout)));
-    document.note_claim(now);
+    document.record_claim(now);
     let written = engine.store.create(partition, &instance_id(), &document, deadline).await;
     // Where there was no document, there is neither history nor a value.
     let contents = Some(load::nothing());
@@ -180,13 +179,13 @@ async fn take_over(
     engine: &Arc<Engine>,
     partition: &Partition,
     known: Known,
-    terms: &Terms<TurnWants>,
+    terms: &FetchTerms<TurnFilter>,
     deadline: Deadline,
 ) -> Result<Attempt, StoreError> {
     let (now, token) = (engine.now(), engine.new_token());
     let Known { mut document, etag, contents } = known;
     document.hold(&token, now.saturating_add(millis(terms.lock_timeout)));
-    document.note_claim(now);
+    document.record_claim(now);
     let written = engine.store.replace(partition, &instance_id(), &document, Some(&etag), deadline).await;
     let wanted = Wanted { token, document, claimed_at: now, terms: terms.clone(), contents, condition: Some(etag) };
     settle(engine, wanted, written, deadline).await
@@ -197,7 +196,7 @@ struct Wanted {
     token: String,
     document: InstanceDocument,
     claimed_at: Millis,
-    terms: Terms<TurnWants>,
+    terms: FetchTerms<TurnFilter>,
     contents: Option<Contents>,
     /// The document that the write depends on; none where it depends on there being none.
     condition: Option<Etag>,
@@ -231,13 +230,13 @@ async fn settle(
     match found {
         Ok(Some(known)) if known.document.held_by(&wanted.token) => Ok(wanted.granted(known.document, known.etag)),
         Ok(_) => {
-            crate::observe::claim_race("orchestration");
+            crate::telemetry::claim_race("orchestration");
             Ok(Attempt::Look)
         }
         Err(error) => {
             // Also after a refusal: an attempt before it may have been carried out, its answer lost.
             let due = engine.clock.after(error.pause());
-            release::give_back_unknown(engine, &wanted.document, wanted.token, wanted.condition, due);
+            release::release_unknown_claim(engine, &wanted.document, wanted.token, wanted.condition, due);
             Err(error)
         }
     }

@@ -7,17 +7,17 @@
 use super::{
     cache::Known,
     failure, instance_id, load, lock_lost,
-    plan::{self, Ack, Plan, Unplannable},
-    release, staging, Phase, TurnHandle, TurnState, ROOM,
+    plan::{self, Ack, TurnPlan, Unplannable},
+    release, staging, TurnHandle, TurnPhase, TurnState, ROOM,
 };
+use crate::model::operation;
 use crate::{
-    admin::retention,
-    dispatch,
+    cosmos::{BatchOutcome, Committed, Deadline, Freshness, RolledBack, StoreError, Versioned},
+    discovery,
     engine::Engine,
-    model::{kind, DocumentId, ExecutionDocument, IntentDocument, WorkDocument},
-    orders::{commit::WithCommit, Standing},
+    model::{kind, ActivityDocument, DocumentId, ExecutionDocument, IntentDocument, Operation},
     outbox,
-    store::{batch, BatchOutcome, Committed, Deadline, Freshness, Operation, RolledBack, StoreError, Versioned},
+    queue::{commit_claims::CommitClaims, WaitingFetch},
 };
 use azure_core::http::Etag;
 use duroxide::providers::ProviderError;
@@ -33,13 +33,13 @@ pub(crate) async fn commit(engine: &Arc<Engine>, token: &str, mut ack: Ack) -> R
     let handle = handle.ok_or_else(|| lock_lost(OPERATION, "it is not held here"))?;
     let mut state = handle.state.lock().await;
     match state.phase {
-        Phase::Closed => return Err(lock_lost(OPERATION, "the turn has ended")),
-        Phase::GivenUp => return settle_given_up(engine, &handle, &mut state).await,
-        Phase::Open => {}
+        TurnPhase::Closed => return Err(lock_lost(OPERATION, "the turn has ended")),
+        TurnPhase::Aborted => return settle_given_up(engine, &handle, &mut state).await,
+        TurnPhase::Open => {}
     }
     if state.until <= engine.now() {
         // Refused from now on, also if the clock is set back: the runtime may send a failure with this token next.
-        state.phase = Phase::GivenUp;
+        state.phase = TurnPhase::Aborted;
         return Err(lock_lost(OPERATION, "the lock has expired"));
     }
     failure::tell_parent(engine, &state, &mut ack).await.map_err(|error| error.into_provider_error(OPERATION))?;
@@ -48,7 +48,7 @@ pub(crate) async fn commit(engine: &Arc<Engine>, token: &str, mut ack: Ack) -> R
 }
 
 /// How a commit ended.
-enum Outcome {
+enum CommitOutcome {
     /// It is there, with this document and what it left to deliver.
     Committed(Box<Done>),
     /// Another token has the lock.
@@ -65,14 +65,14 @@ struct Overtaken {
 }
 
 struct Done {
-    plan: Plan,
+    plan: TurnPlan,
     /// The document's, where the service said so: only then is it as planned.
     etag: Option<Etag>,
     ack_events: Vec<duroxide::Event>,
     foreign_cancellations: Vec<duroxide::providers::ScheduledActivityIdentifier>,
     staged: bool,
     /// What it has claimed for those who wait.
-    handed: WithCommit,
+    handed: CommitClaims,
 }
 
 /// Why a commit did not end.
@@ -92,10 +92,10 @@ async fn attempt(
     handle: &TurnHandle,
     state: &mut TurnState,
     ack: &Ack,
-) -> Result<Outcome, Trouble> {
+) -> Result<CommitOutcome, Trouble> {
     let mut gone: Vec<String> = Vec::new();
     let mut staged = false;
-    let mut handed = WithCommit::new(engine, handle, state, ack);
+    let mut handed = CommitClaims::new(engine, handle, state, ack);
     loop {
         let deadline = engine.deadline_at(state.until);
         let older = older_execution(engine, handle, state, ack).await?;
@@ -120,19 +120,19 @@ async fn attempt(
             staged = true;
             stage_consumption(&mut plan);
             match staging::stage(engine, handle, state, &plan.operations).await? {
-                staging::Staged::Done(rolling) => {
+                staging::Staged::Done(roll_forward) => {
                     // The fence has moved with every part, over what others have written to the document meanwhile: a
                     // pruning, the counters. So the document is planned again, from the one whose ETag is sent.
                     plan.document =
                         plan::plan_document(engine, &handle.partition, &handle.token, state, ack, older.clone())
                             .map_err(|unplannable| refuse(handle, unplannable))?;
                     // What was staged in vain is left to be swept.
-                    plan.document.staging.retain(|other| other.key != rolling.key);
-                    plan.document.rolling = Some(rolling);
+                    plan.document.staging.retain(|other| other.key != roll_forward.key);
+                    plan.document.roll_forward = Some(roll_forward);
                     plan.document.due = Some(engine.now() + staging::TAKEOVER_AFTER);
                     send(engine, handle, state, &plan, &[], engine.deadline_at(state.until)).await
                 }
-                staging::Staged::Lost => return Ok(Outcome::Lost),
+                staging::Staged::Lost => return Ok(CommitOutcome::Lost),
             }
         };
         let rolled_back = match sent? {
@@ -150,25 +150,25 @@ async fn attempt(
         let nothing = Committed { etags: Vec::new() };
         match verify(engine, handle, state, deadline).await? {
             // Others may have changed the document since, so that what is planned of it is not what is there.
-            Verified::Committed => {
+            CommitCheck::Committed => {
                 handed.done(&plan.operations, &nothing, 0);
                 return Ok(done(engine, handle, plan, ack, (None, &nothing), staged, handed));
             }
-            Verified::StillOurs if rolled_back.index == 0 && matches!(rolled_back.status, 404 | 412) => {}
-            Verified::StillOurs => {
+            CommitCheck::StillOurs if rolled_back.index == 0 && matches!(rolled_back.status, 404 | 412) => {}
+            CommitCheck::StillOurs => {
                 handed.withdraw();
                 return match overtaken(&plan, &rolled_back) {
-                    Some(overtaken) => Ok(Outcome::Overtaken(overtaken)),
+                    Some(overtaken) => Ok(CommitOutcome::Overtaken(overtaken)),
                     None => Err(odd(handle, &plan, &rolled_back)),
                 };
             }
-            Verified::Lost if left_its_history(engine, handle, &plan, deadline).await? => {
+            CommitCheck::Lost if left_its_history(engine, handle, &plan, deadline).await? => {
                 handed.done(&plan.operations, &nothing, 0);
                 return Ok(done(engine, handle, plan, ack, (None, &nothing), staged, handed));
             }
-            Verified::Lost => {
+            CommitCheck::Lost => {
                 handed.withdraw();
-                return Ok(Outcome::Lost);
+                return Ok(CommitOutcome::Lost);
             }
         }
         if engine.now() >= state.until {
@@ -206,16 +206,16 @@ fn refuse(handle: &TurnHandle, unplannable: Unplannable) -> Trouble {
     }
 }
 
-fn fits(plan: &Plan) -> bool {
+fn fits(plan: &TurnPlan) -> bool {
     let operations = || plan.consumption.iter().chain(&plan.operations);
     let bytes: usize = operations().map(Operation::size).sum();
-    operations().count() < batch::MAX_OPERATIONS && bytes + ROOM <= batch::MAX_BYTES
+    operations().count() < operation::MAX_OPERATIONS && bytes + ROOM <= operation::MAX_BYTES
 }
 
 /// More messages than a batch takes can't be consumed by the commit itself. They were loaded under the claim, which proves
 /// them as long as the fence holds: memory keeps fewer.
-fn stage_consumption(plan: &mut Plan) {
-    if plan.consumption.len() >= batch::MAX_OPERATIONS {
+fn stage_consumption(plan: &mut TurnPlan) {
+    if plan.consumption.len() >= operation::MAX_OPERATIONS {
         plan.operations.append(&mut plan.consumption);
     }
 }
@@ -226,7 +226,7 @@ async fn send(
     engine: &Engine,
     handle: &TurnHandle,
     state: &TurnState,
-    plan: &Plan,
+    plan: &TurnPlan,
     operations: &[Operation],
     deadline: Deadline,
 ) -> Result<BatchOutcome, StoreError> {
@@ -237,9 +237,9 @@ async fn send(
 }
 
 /// An activity that a cancellation did not find, with its input: a worker has finished it in the meantime.
-fn missing(plan: &Plan, rolled_back: &RolledBack) -> Option<Vec<String>> {
+fn missing(plan: &TurnPlan, rolled_back: &RolledBack) -> Option<Vec<String>> {
     match plan.operation(rolled_back.index)? {
-        Operation::Delete { id, .. } if rolled_back.status == 404 && WorkDocument::is_work_id(id) => {
+        Operation::Delete { id, .. } if rolled_back.status == 404 && ActivityDocument::is_activity_id(id) => {
             let work = id.as_str().strip_prefix("p:").unwrap_or(id.as_str());
             Some(vec![work.to_owned(), format!("p:{work}")])
         }
@@ -248,21 +248,21 @@ fn missing(plan: &Plan, rolled_back: &RolledBack) -> Option<Vec<String>> {
 }
 
 /// The message that the turn ran on and that is not in the queue any more: what this process remembered of it was overtaken.
-fn overtaken(plan: &Plan, rolled_back: &RolledBack) -> Option<Overtaken> {
+fn overtaken(plan: &TurnPlan, rolled_back: &RolledBack) -> Option<Overtaken> {
     let consumption = plan.consumption.get(rolled_back.index.checked_sub(1)?)?;
     let message = DocumentId::try_from(consumption.document_id().to_owned()).ok()?;
     let gone = rolled_back.status == 404;
     (gone || rolled_back.status == 412).then_some(Overtaken { message, gone })
 }
 
-fn odd(handle: &TurnHandle, plan: &Plan, rolled_back: &RolledBack) -> Trouble {
+fn odd(handle: &TurnHandle, plan: &TurnPlan, rolled_back: &RolledBack) -> Trouble {
     let document = plan.operation(rolled_back.index).map_or("the instance", Operation::document_id);
     let instance = handle.partition.instance_id().unwrap_or_default();
     let detail = format!("document {document} of instance {instance:?} was answered {}", rolled_back.status);
     Trouble::Refused(ProviderError::permanent(OPERATION, detail))
 }
 
-enum Verified {
+enum CommitCheck {
     Committed,
     StillOurs,
     Lost,
@@ -274,24 +274,24 @@ async fn verify(
     handle: &TurnHandle,
     state: &mut TurnState,
     deadline: Deadline,
-) -> Result<Verified, StoreError> {
-    let found = release::read_latest(engine, &handle.partition, deadline).await?;
-    let Some(found) = found else { return Ok(Verified::Lost) };
+) -> Result<CommitCheck, StoreError> {
+    let found = engine.read_latest(&handle.partition, deadline).await?;
+    let Some(found) = found else { return Ok(CommitCheck::Lost) };
     if found.document.last_turn.as_deref() == Some(handle.token.as_str()) {
-        return Ok(Verified::Committed);
+        return Ok(CommitCheck::Committed);
     }
     if found.document.held_by(&handle.token) {
         state.refresh(found);
-        return Ok(Verified::StillOurs);
+        return Ok(CommitCheck::StillOurs);
     }
-    Ok(Verified::Lost)
+    Ok(CommitCheck::Lost)
 }
 
 /// Whether the turn was committed before others committed theirs: its events are there, under its token.
 async fn left_its_history(
     engine: &Engine,
     handle: &TurnHandle,
-    plan: &Plan,
+    plan: &TurnPlan,
     deadline: Deadline,
 ) -> Result<bool, StoreError> {
     let history = plan.operations.iter().find_map(|operation| match operation {
@@ -309,48 +309,48 @@ async fn left_its_history(
 fn done(
     engine: &Arc<Engine>,
     handle: &TurnHandle,
-    plan: Plan,
+    plan: TurnPlan,
     ack: &Ack,
     (etag, committed): (Option<Etag>, &Committed),
     staged: bool,
-    handed: WithCommit,
-) -> Outcome {
+    handed: CommitClaims,
+) -> CommitOutcome {
     if !staged {
-        dispatch::announce(engine, &handle.partition, &plan.operations, committed, 1 + plan.consumption.len());
+        discovery::announce(engine, &handle.partition, &plan.operations, committed, 1 + plan.consumption.len());
     }
     let foreign_cancellations =
         ack.cancelled.iter().filter(|a| Some(a.instance.as_str()) != handle.partition.instance_id()).cloned().collect();
     let ack_events = ack.events.clone();
-    Outcome::Committed(Box::new(Done { plan, etag, ack_events, foreign_cancellations, staged, handed }))
+    CommitOutcome::Committed(Box::new(Done { plan, etag, ack_events, foreign_cancellations, staged, handed }))
 }
 
 async fn finish(
     engine: &Arc<Engine>,
     handle: &TurnHandle,
     state: &mut TurnState,
-    outcome: Result<Outcome, Trouble>,
+    outcome: Result<CommitOutcome, Trouble>,
 ) -> Result<(), ProviderError> {
     match outcome {
-        Ok(Outcome::Committed(done)) => {
+        Ok(CommitOutcome::Committed(done)) => {
             release::close(engine, handle, state);
-            engine.dispatch.consumed(&handle.partition, state.taken.iter().map(|taken| &taken.document.id));
+            engine.discovery.consumed(&handle.partition, state.taken.iter().map(|taken| &taken.document.id));
             after_commit(engine, handle, state, *done).await;
             Ok(())
         }
-        Ok(Outcome::Lost) => {
+        Ok(CommitOutcome::Lost) => {
             release::close(engine, handle, state);
             engine.cache.forget(&handle.partition);
-            release::let_go(engine, handle, state);
+            release::forget_turn(engine, handle, state);
             Err(lock_lost(OPERATION, "the lock was taken over; nothing was changed"))
         }
-        Ok(Outcome::Overtaken(Overtaken { message, gone })) => {
-            release::let_go(engine, handle, state);
+        Ok(CommitOutcome::Overtaken(Overtaken { message, gone })) => {
+            release::forget_turn(engine, handle, state);
             release::close(engine, handle, state);
             warn!(instance_id = handle.partition.instance_id(), %message, gone, "a turn ran on a message of the past");
             if gone {
-                engine.dispatch.consumed(&handle.partition, std::iter::once(&message));
+                engine.discovery.consumed(&handle.partition, std::iter::once(&message));
             }
-            release::give_back_later(engine, &handle.partition, handle.token.clone(), state.until, engine.now());
+            release::release_claim_later(engine, &handle.partition, handle.token.clone(), state.until, engine.now());
             Err(lock_lost(
                 OPERATION,
                 "a message of the turn was consumed by another; the turn is given back, uncounted",
@@ -361,9 +361,9 @@ async fn finish(
         Err(Trouble::Store(error)) if error.is_unstorable() => Err(error.into_provider_error(OPERATION)),
         Err(Trouble::Store(error)) => {
             // The runtime would fail the orchestration for good with this token: the lock is left to expire instead.
-            state.phase = Phase::GivenUp;
+            state.phase = TurnPhase::Aborted;
             engine.cache.forget(&handle.partition);
-            engine.dispatch.turn_returned(&handle.partition, state.until);
+            engine.discovery.turn_returned(&handle.partition, state.until);
             warn!(instance_id = handle.partition.instance_id(), %error, "gave a commit up: the turn runs again");
             Err(error.into_provider_error(OPERATION))
         }
@@ -373,10 +373,10 @@ async fn finish(
 /// A commit that was given up may have happened: then the call that repeats it succeeds. Nothing else is committed.
 async fn settle_given_up(engine: &Engine, handle: &TurnHandle, state: &mut TurnState) -> Result<(), ProviderError> {
     match verify(engine, handle, state, engine.deadline()).await {
-        Ok(Verified::Committed) => {
+        Ok(CommitCheck::Committed) => {
             release::close(engine, handle, state);
-            engine.dispatch.consumed(&handle.partition, state.taken.iter().map(|taken| &taken.document.id));
-            engine.dispatch.turn_ended(&handle.partition);
+            engine.discovery.consumed(&handle.partition, state.taken.iter().map(|taken| &taken.document.id));
+            engine.discovery.turn_ended(&handle.partition);
             Ok(())
         }
         Ok(_) => Err(lock_lost(OPERATION, "an earlier commit was given up; the turn runs again when the lock expires")),
@@ -392,7 +392,7 @@ async fn after_commit(engine: &Arc<Engine>, handle: &TurnHandle, state: &TurnSta
         match staging::roll_forward(engine, &handle.partition, engine.deadline()).await {
             // The document is as this turn left it, but for the roll-forward.
             Ok(Some(last)) if last.document.last_turn == plan.document.last_turn => {
-                let plan = Plan { document: last.document, ..plan.clone() };
+                let plan = TurnPlan { document: last.document, ..plan.clone() };
                 remember(engine, handle, state, &plan, last.etag, &ack_events);
             }
             Ok(_) => {}
@@ -410,10 +410,10 @@ async fn after_commit(engine: &Arc<Engine>, handle: &TurnHandle, state: &TurnSta
     let goes_on = handed.serve(etag.map(|etag| (etag, contents.clone())));
     if !goes_on {
         let history = contents.as_ref().map(|contents| contents.history.as_slice());
-        engine.dispatch.turn_committed(&handle.partition, history);
+        engine.discovery.turn_committed(&handle.partition, history);
     }
     if plan.document.execution != state.document.execution {
-        retention::prune_soon(engine, &handle.partition, plan.document.execution);
+        engine.lifecycle().prune_soon(engine, &handle.partition, plan.document.execution);
     }
     deliver(engine, state, plan.intents, goes_on).await;
     for activity in foreign_cancellations {
@@ -429,9 +429,9 @@ async fn deliver(engine: &Arc<Engine>, state: &TurnState, intents: Vec<IntentDoc
     }
     let terms = &state.runner.terms;
     let comes_back =
-        engine.config.hand_over() && terms.patient && !engine.stopping.is_cancelled() && !intents.is_empty();
-    let standing = comes_back.then(|| engine.orders.turns.stand(terms.clone()));
-    let _idle = standing.as_ref().map(Standing::sleeps);
+        engine.config.inline_claims() && terms.patient && !engine.stopping.is_cancelled() && !intents.is_empty();
+    let standing = comes_back.then(|| engine.queue.turns.register(terms.clone()));
+    let _idle = standing.as_ref().map(WaitingFetch::mark_idle);
     outbox::deliver_soon(engine, intents).await;
 }
 
@@ -440,7 +440,7 @@ fn remember(
     engine: &Engine,
     handle: &TurnHandle,
     state: &TurnState,
-    plan: &Plan,
+    plan: &TurnPlan,
     etag: Etag,
     events: &[duroxide::Event],
 ) {
@@ -456,8 +456,8 @@ fn remember(
 /// An activity of another instance can't go with the turn; removing it is best effort, as its worker may be done anyway.
 async fn cancel_foreign(engine: &Engine, activity: &duroxide::providers::ScheduledActivityIdentifier) {
     let Ok(partition) = crate::model::Partition::instance(&activity.instance) else { return };
-    let id = WorkDocument::scheduled_id(activity.execution_id, activity.activity_id);
-    for id in [WorkDocument::payload_id(&id), id] {
+    let id = ActivityDocument::scheduled_id(activity.execution_id, activity.activity_id);
+    for id in [ActivityDocument::payload_id(&id), id] {
         if let Err(error) = engine.store.delete(&partition, &id, None, engine.deadline()).await {
             warn!(instance_id = activity.instance, %error, "an activity of another instance could not be cancelled");
         }

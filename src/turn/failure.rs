@@ -3,11 +3,11 @@
 //! duroxide's runtime puts the messages of a turn into the event that poisons it, and an error's own text may have any size. If
 //! such an event could not be stored, the turn would be refused, run again and fail again, for ever.
 
-use super::{load, plan::Ack, read, release, TurnState};
+use super::{load, plan::Ack, read, TurnState};
 use crate::{
+    cosmos::{Freshness, StoreError},
     engine::Engine,
     model::{status, Partition},
-    store::{Freshness, StoreError},
 };
 use duroxide::{providers::WorkItem, ErrorDetails, Event, EventKind, PoisonMessageType};
 use std::sync::Arc;
@@ -109,7 +109,7 @@ async fn unreadable_start(engine: &Arc<Engine>, state: &TurnState) -> Result<Opt
     let history = read::history(engine, &document.instance_id, document.execution, freshness, deadline).await;
     match history {
         Ok(history) => Ok(load::readable_events(&history).find_map(|event| started_by(&event))),
-        Err(error) if error.is_passing() => Err(error),
+        Err(error) if error.is_retryable() => Err(error),
         Err(error) => {
             warn!(instance_id = document.instance_id.instance_id(), %error, "who waits for a failed child is not known");
             Ok(None)
@@ -128,7 +128,7 @@ fn started_by(event: &Event) -> Option<StartedBy> {
 async fn current_execution(engine: &Engine, instance: &str) -> Result<u64, StoreError> {
     const FIRST: u64 = 1;
     let Ok(partition) = Partition::instance(instance) else { return Ok(FIRST) };
-    match release::read_latest(engine, &partition, engine.deadline()).await {
+    match engine.read_latest(&partition, engine.deadline()).await {
         Ok(found) => Ok(found.map_or(FIRST, |found| found.document.execution)),
         // A parent that can't be read must not keep the failure of its child from being recorded.
         Err(StoreError::Malformed { .. }) => Ok(FIRST),

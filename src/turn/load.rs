@@ -5,9 +5,9 @@ use super::{
     unknown::{self, UnknownMessages},
 };
 use crate::{
+    cosmos::{queries, Deadline, Freshness, QueryTimeout, StoreError, Versioned},
     engine::Engine,
-    model::{kind, EventSet, HistoryDocument, KvDocument, Marks, MessageDocument, Millis, Partition},
-    store::{queries, Deadline, Freshness, Patience, StoreError, Versioned},
+    model::{kind, EventSet, Fingerprints, HistoryDocument, KvDocument, MessageDocument, Millis, Partition},
 };
 use duroxide::Event;
 use serde_json::Value;
@@ -24,14 +24,14 @@ const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
 pub(crate) enum Sight {
     /// Those that are visible.
     Visible,
-    /// Those that are parked, too.
+    /// Those that are deferred, too.
     Parked,
 }
 
 impl Sight {
-    /// What a query is told of parked messages: nothing has no `due`.
-    fn parked(self) -> Option<Millis> {
-        (self == Self::Parked).then_some(MessageDocument::PARKED)
+    /// What a query is told of deferred messages: nothing has no `due`.
+    fn deferred(self) -> Option<Millis> {
+        (self == Self::Parked).then_some(MessageDocument::DEFERRED)
     }
 }
 
@@ -58,7 +58,7 @@ impl Loaded {
     }
 }
 
-/// Loads what the claim of an instance in this execution protects. With `warm` contents, only the messages are asked for. Who insists wants what
+/// Loads what the claim of an instance in this execution protects. With `warm` contents, only the messages are asked for. Who insists filter what
 /// was committed, not what a replica has heard of.
 pub(crate) async fn load(
     engine: &Engine,
@@ -70,7 +70,7 @@ pub(crate) async fn load(
 ) -> Result<Loaded, StoreError> {
     // As long as pages come, the claim's lock is kept: a long history can't starve under throttling.
     let patience = engine.per_page();
-    // Whether any parked message is left is decided by what this returns.
+    // Whether any deferred message is left is decided by what this returns.
     let freshness = match insists || sight == Sight::Parked {
         true => Freshness::Authoritative,
         false => Freshness::Session,
@@ -82,7 +82,7 @@ pub(crate) async fn load(
         return Ok(loaded);
     }
     let statement = queries::TURN.statement().bind("@now", now).bind("@execution", execution);
-    let statement = statement.bind("@parked", sight.parked());
+    let statement = statement.bind("@deferred", sight.deferred());
     let mut pages = engine.store.partition_pages(partition, statement.seeing(freshness), patience)?;
     let mut sorted = Sorted::default();
     while let Some(page) = pages.next().await? {
@@ -135,16 +135,16 @@ impl Sorted {
     }
 }
 
-/// The oldest messages that are visible. A start is always among them: an execution can't run without it. None is parked.
+/// The oldest messages that are visible. A start is always among them: an execution can't run without it. None is deferred.
 async fn add_visible_messages(
     engine: &Engine,
     partition: &Partition,
     now: Millis,
     sight: Sight,
-    (freshness, patience): (Freshness, Patience),
+    (freshness, patience): (Freshness, QueryTimeout),
     Loaded { messages, unknown, more, .. }: &mut Loaded,
 ) -> Result<(), StoreError> {
-    let statement = queries::VISIBLE_MESSAGES.statement().bind("@now", now).bind("@parked", sight.parked());
+    let statement = queries::VISIBLE_MESSAGES.statement().bind("@now", now).bind("@deferred", sight.deferred());
     let mut pages = engine.store.partition_pages::<Value>(partition, statement.seeing(freshness), patience)?;
     let mut rows = 0;
     // They come in order: behind the first that does not fit, none does.
@@ -217,13 +217,13 @@ fn sort(documents: &mut [HistoryDocument]) {
 }
 
 /// What the turns of an execution have consumed from outside, oldest first.
-fn consumed(documents: &mut [HistoryDocument]) -> Marks {
+fn consumed(documents: &mut [HistoryDocument]) -> Fingerprints {
     sort(documents);
-    let mut marks = Marks::default();
+    let mut fingerprints = Fingerprints::default();
     for document in documents {
-        marks.extend(&document.consumed);
+        fingerprints.extend(&document.consumed);
     }
-    marks
+    fingerprints
 }
 
 /// The events of one execution in order, and the size of their text.
@@ -245,7 +245,7 @@ pub(crate) fn events(mut documents: Vec<HistoryDocument>) -> Result<(Vec<Event>,
 
 /// Contents of an instance that has none.
 pub(crate) fn nothing() -> Contents {
-    Contents::new(Vec::new(), 0, Some(BTreeMap::new()), Marks::default())
+    Contents::new(Vec::new(), 0, Some(BTreeMap::new()), Fingerprints::default())
 }
 
 #[cfg(test)]
@@ -282,7 +282,7 @@ mod tests {
         let history = |ids: std::ops::Range<u64>| {
             let event = |id| Event::with_event_id(id, "a", 1, None, duroxide::EventKind::TimerFired { fire_at_ms: 0 });
             let contents =
-                Contents::new(ids.map(event).collect::<Vec<_>>(), 0, Some(BTreeMap::new()), Marks::default());
+                Contents::new(ids.map(event).collect::<Vec<_>>(), 0, Some(BTreeMap::new()), Fingerprints::default());
             Loaded { messages: Vec::new(), unknown: UnknownMessages::default(), more: false, contents: Ok(contents) }
         };
         let mut events = EventSet::default();

@@ -14,10 +14,11 @@
 pub(crate) mod cache;
 pub(crate) mod claim;
 pub(crate) mod commit;
+mod defer;
+pub(crate) mod enqueue;
 pub(crate) mod failure;
 pub(crate) mod load;
 pub(crate) mod open;
-mod park;
 pub(crate) mod plan;
 pub(crate) mod read;
 pub(crate) mod reads;
@@ -26,9 +27,9 @@ pub(crate) mod staging;
 mod unknown;
 
 use crate::{
+    cosmos::Versioned,
     model::{DocumentId, InstanceDocument, KvDocument, MessageDocument, Millis, Partition},
-    orders::{turn::TurnWants, Terms},
-    store::Versioned,
+    queue::{turn::TurnFilter, FetchTerms},
 };
 use azure_core::http::Etag;
 use cache::Contents;
@@ -53,7 +54,7 @@ pub(crate) struct TurnHandle {
 #[derive(Clone)]
 pub(crate) struct Runner {
     /// How it claims: it comes back for the next when this one has ended.
-    pub(crate) terms: Terms<TurnWants>,
+    pub(crate) terms: FetchTerms<TurnFilter>,
     /// How many turns of the instance before this one have kept the lock for the next.
     pub(crate) in_a_row: u32,
 }
@@ -68,7 +69,7 @@ pub(crate) struct TurnState {
     /// The messages that this fetch took, each as it must be when the turn consumes it; their attempts are those with this
     /// one.
     pub(crate) taken: Vec<Versioned<MessageDocument>>,
-    /// They are all that there were: if any were parked, none of them is left behind.
+    /// They are all that there were: if any were deferred, none of them is left behind.
     pub(crate) whole: bool,
     pub(crate) kv: BTreeMap<String, KvDocument>,
     /// History and values as loaded; none where they could not be read.
@@ -76,7 +77,7 @@ pub(crate) struct TurnState {
     /// What the item was called when it was handed out, for an ack that does not say.
     pub(crate) name: String,
     pub(crate) version: String,
-    pub(crate) phase: Phase,
+    pub(crate) phase: TurnPhase,
 }
 
 impl TurnState {
@@ -93,11 +94,11 @@ impl TurnState {
 
 /// How far a turn has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub(crate) enum TurnPhase {
     /// It can be committed, renewed and released.
     Open,
     /// A commit was given up for a passing reason; it may have happened. Nothing else may be committed with this token.
-    GivenUp,
+    Aborted,
     /// Committed, released or lost.
     Closed,
 }

@@ -5,18 +5,22 @@
 
 use super::{
     cache::{Contents, Known},
-    claim::{Claimed, Ours},
-    instance_id,
+    claim::{Ours, TurnClaim},
+    defer, instance_id,
     load::{self, Loaded, Sight},
-    park, release, staging,
+    release, staging,
     unknown::{self, UnknownMessages},
-    Phase, TurnHandle, TurnState,
+    TurnHandle, TurnPhase, TurnState,
 };
+use crate::model::operation;
 use crate::{
-    dispatch::OrchestrationHint,
+    cosmos::{BatchOutcome, Deadline, StoreError, Versioned, WriteOutcome},
+    discovery::TurnCandidate,
     engine::Engine,
-    model::{clock::millis, item, DocumentId, InstanceDocument, KvDocument, MessageDocument, Millis, WorkDocument},
-    store::{batch, BatchOutcome, Deadline, Operation, StoreError, Versioned, WriteOutcome},
+    model::{
+        clock::millis, item, ActivityDocument, DocumentId, InstanceDocument, KvDocument, MessageDocument, Millis,
+        Operation,
+    },
 };
 use duroxide::{
     providers::{KvEntry, OrchestrationItem, WorkItem},
@@ -32,24 +36,24 @@ use tracing::{debug, error, info, warn};
 /// Loads what the claim protects and hands the turn out, or gives it back.
 pub(crate) async fn open(
     engine: &Arc<Engine>,
-    hint: &OrchestrationHint,
+    candidate: &TurnCandidate,
     mut ours: Ours,
-) -> Result<Claimed, StoreError> {
-    match prepare(engine, hint, &mut ours).await {
-        Ok(Prepared::Turn(ready)) => Ok(hand_out(engine, hint, ours, *ready)),
+) -> Result<TurnClaim, StoreError> {
+    match prepare(engine, candidate, &mut ours).await {
+        Ok(Prepared::Turn(ready)) => Ok(hand_out(engine, candidate, ours, *ready)),
         Ok(Prepared::Declined(outcome)) => {
-            let (partition, token, until) = (&hint.partition, ours.token, lock_end(&ours.document));
+            let (partition, token, until) = (&candidate.partition, ours.token, lock_end(&ours.document));
             let deadline = engine.deadline();
             let undone = release::undo_claim(engine, partition, &token, ours.document, ours.etag, deadline).await;
             if let Err(error) = undone {
-                release::give_back_later(engine, partition, token, until, engine.clock.after(error.pause()));
+                release::release_claim_later(engine, partition, token, until, engine.clock.after(error.pause()));
                 return Err(error);
             }
             Ok(outcome)
         }
         Err(error) => {
             let (until, due) = (lock_end(&ours.document), engine.clock.after(error.pause()));
-            release::give_back_later(engine, &hint.partition, ours.token, until, due);
+            release::release_claim_later(engine, &candidate.partition, ours.token, until, due);
             Err(error)
         }
     }
@@ -64,7 +68,7 @@ fn lock_end(document: &InstanceDocument) -> Millis {
 enum Prepared {
     Turn(Box<Ready>),
     /// There is no turn to run.
-    Declined(Claimed),
+    Declined(TurnClaim),
 }
 
 /// A turn that can be handed out.
@@ -79,23 +83,24 @@ struct Ready {
     more: bool,
 }
 
-async fn prepare(engine: &Arc<Engine>, hint: &OrchestrationHint, ours: &mut Ours) -> Result<Prepared, StoreError> {
+async fn prepare(engine: &Arc<Engine>, candidate: &TurnCandidate, ours: &mut Ours) -> Result<Prepared, StoreError> {
     if !ours.document.staging.is_empty() {
         staging::sweep(engine, ours, engine.deadline()).await?;
     }
-    // What is parked is of no interest to a name that nobody has started, and may be much.
-    let all = ours.document.parked && (ours.document.exists() || hint.starts || park::is_over(engine, &ours.document));
+    // What is deferred is of no interest to a name that nobody has started, and may be much.
+    let all = ours.document.deferred
+        && (ours.document.exists() || candidate.starts || defer::is_over(engine, &ours.document));
     let mut sight = if all { Sight::Parked } else { Sight::Visible };
     loop {
-        let mut loaded = contents_of(engine, hint, ours, sight).await?;
+        let mut loaded = contents_of(engine, candidate, ours, sight).await?;
         discard(engine, ours, &mut loaded).await?;
-        add_enclosed(&mut loaded, ours);
+        add_inlined(&mut loaded, ours);
         let items = unknown::set_aside(engine, ours, &mut loaded).await?;
         match identity(&ours.document, &loaded, &items) {
             None => return decline(engine, ours, loaded, &items, sight).await.map(Prepared::Declined),
-            Some(_) if ours.document.parked && sight == Sight::Visible => sight = Sight::Parked,
+            Some(_) if ours.document.deferred && sight == Sight::Visible => sight = Sight::Parked,
             // Others may take the place of those that are dropped.
-            Some(_) if park::drop_orphans(engine, ours, &mut loaded).await? => {}
+            Some(_) if defer::drop_orphans(engine, ours, &mut loaded).await? => {}
             Some(identity) => return ready(engine, ours, loaded, items, identity).await,
         }
     }
@@ -118,7 +123,7 @@ async fn ready(
         Err(error) => (None, Some(error)),
     };
     let (mut taken, more) = (loaded.messages, loaded.more);
-    for Versioned { document: message, .. } in taken.iter_mut().filter(|m| m.document.is_parked()) {
+    for Versioned { document: message, .. } in taken.iter_mut().filter(|m| m.document.is_deferred()) {
         // It has been visible since it came.
         (message.due, message.orphan_since) = (message.created_at, None);
     }
@@ -128,21 +133,21 @@ async fn ready(
 /// Messages, history and values: from memory where the claim has proved it, or else from the service.
 async fn contents_of(
     engine: &Arc<Engine>,
-    hint: &OrchestrationHint,
+    candidate: &TurnCandidate,
     ours: &mut Ours,
     sight: Sight,
 ) -> Result<Loaded, StoreError> {
     let warm = ours.contents.take().filter(|contents| contents.kv.is_some());
-    let warm = warm.or_else(|| ours.document.is_shell().then(load::nothing));
-    if let (Some(messages), Some(contents)) = (known_messages(engine, hint, ours), &warm) {
+    let warm = warm.or_else(|| ours.document.is_placeholder().then(load::nothing));
+    if let (Some(messages), Some(contents)) = (known_messages(engine, candidate, ours), &warm) {
         if !ours.document.exists() {
-            engine.dispatch.asked(&hint.partition);
+            engine.discovery.asked(&candidate.partition);
         }
         let mut more = false;
         let messages = load::in_order(messages, &mut more);
         return Ok(Loaded { messages, unknown: UnknownMessages::default(), more, contents: Ok(contents.clone()) });
     }
-    engine.dispatch.asked(&hint.partition);
+    engine.discovery.asked(&candidate.partition);
     let is_warm = warm.is_some();
     let mut loaded = load(engine, ours, warm, sight, false).await?;
     let mut pause = FIRST_PAUSE;
@@ -153,7 +158,10 @@ async fn contents_of(
             // It is not there, wherever it is asked for.
             return Ok(Loaded { contents: Err(lacks), ..loaded });
         }
-        debug!(instance_id = hint.partition.instance_id(), lacks, "a replica that lags has answered: asking again");
+        debug!(
+            instance_id = candidate.partition.instance_id(),
+            lacks, "a replica that lags has answered: asking again"
+        );
         tokio::time::sleep(pause).await;
         pause *= 2;
         loaded = load(engine, ours, None, sight, true).await?;
@@ -166,7 +174,7 @@ async fn contents_of(
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LAST_PAUSE: Duration = Duration::from_millis(1_600);
 
-/// Asks the service for what the claim protects, and keeps the lock meanwhile. Who insists wants what was committed, not what a replica has
+/// Asks the service for what the claim protects, and keeps the lock meanwhile. Who insists filter what was committed, not what a replica has
 /// heard of.
 async fn load(
     engine: &Engine,
@@ -179,7 +187,7 @@ async fn load(
     let loading = load::load(engine, &partition, execution, warm, ours.claimed_at, (sight, insists));
     tokio::pin!(loading);
     loop {
-        // A long history may take longer than the lock lives.
+        // A long history may take longer than the lock incarnations.
         tokio::select! {
             biased;
             loaded = &mut loading => return loaded,
@@ -190,15 +198,15 @@ async fn load(
 
 /// Whether a message was meant for another instance of this name.
 fn is_stranger(document: &InstanceDocument, message: &MessageDocument) -> bool {
-    !message.starts && message.born.as_ref().is_some_and(|born| *born != document.born)
+    !message.starts && message.incarnation.as_ref().is_some_and(|incarnation| *incarnation != document.incarnation)
 }
 
-/// The message that the instance's document encloses comes with the others, in its place. The fence proves it.
-fn add_enclosed(loaded: &mut Loaded, ours: &mut Ours) {
-    let Some(document) = ours.document.enclosed_message() else { return };
+/// The message that the instance's document has_inlined comes with the others, in its place. The fence proves it.
+fn add_inlined(loaded: &mut Loaded, ours: &mut Ours) {
+    let Some(document) = ours.document.inlined_message() else { return };
     if is_stranger(&ours.document, &document) {
         // The next write of the document, whatever it is, leaves it out.
-        ours.document.take_out();
+        ours.document.take_inlined();
         return;
     }
     let at = loaded.messages.partition_point(|other| other.document.seq < document.seq);
@@ -223,25 +231,25 @@ async fn keep_lock(engine: &Engine, ours: &mut Ours, deadline: Deadline) -> Resu
 
 /// The visible messages, where this process has put them all into the queue itself. Others may have come from elsewhere in
 /// the meantime: they stay in the queue for the next turn. Some may have been consumed: the commit finds out.
-fn known_messages(engine: &Engine, hint: &OrchestrationHint, ours: &Ours) -> Option<Vec<Versioned<MessageDocument>>> {
+fn known_messages(engine: &Engine, candidate: &TurnCandidate, ours: &Ours) -> Option<Vec<Versioned<MessageDocument>>> {
     let document = &ours.document;
-    // After a claim that was not committed, its messages are in the queue too; so are those that are parked.
-    if hint.ask || document.claims.len() > 1 || document.parked {
+    // After a claim that was not committed, its messages are in the queue too; so are those that are deferred.
+    if candidate.ask || document.claims.len() > 1 || document.deferred {
         return None;
     }
     // What others send must not wait for as long as this process has something to say.
-    if document.exists() && !engine.dispatch.has_asked(&hint.partition) {
+    if document.exists() && !engine.discovery.has_asked(&candidate.partition) {
         return None;
     }
-    // A turn of this process may have taken one from the queue while its hint was waiting.
+    // A turn of this process may have taken one from the queue while its candidate was waiting.
     let waits = |m: &&Versioned<MessageDocument>| {
-        m.document.due <= ours.claimed_at && !engine.dispatch.was_consumed(&hint.partition, &m.document.id)
+        m.document.due <= ours.claimed_at && !engine.discovery.was_consumed(&candidate.partition, &m.document.id)
     };
-    let mut visible: Vec<Versioned<MessageDocument>> = hint.messages.iter().filter(waits).cloned().collect();
+    let mut visible: Vec<Versioned<MessageDocument>> = candidate.messages.iter().filter(waits).cloned().collect();
     visible.sort_by(|a, b| a.document.seq.cmp(&b.document.seq));
     visible.dedup_by(|a, b| a.document.id == b.document.id);
-    let enclosed = document.enclosed_message();
-    let mut all = visible.iter().map(|m| &m.document).chain(&enclosed).peekable();
+    let inlined = document.inlined_message();
+    let mut all = visible.iter().map(|m| &m.document).chain(&inlined).peekable();
     let can_run = all.peek().is_some()
         && match document.exists() {
             // An execution that has ended runs on nothing but a start.
@@ -252,14 +260,14 @@ fn known_messages(engine: &Engine, hint: &OrchestrationHint, ours: &Ours) -> Opt
     can_run.then_some(visible)
 }
 
-/// Removes messages that are not for this turn or any other: copies of what was consumed before or is enclosed, which a repeated
+/// Removes messages that are not for this turn or any other: copies of what was consumed before or is inlined, which a repeated
 /// request has written again, and what was meant for another instance of this name, which was deleted.
 async fn discard(engine: &Engine, ours: &mut Ours, loaded: &mut Loaded) -> Result<(), StoreError> {
     let ids = loaded.messages.iter().map(|m| &m.document.id);
     let again: HashSet<_> =
         loaded.contents.as_ref().map(|c| c.consumed.consumed(ids)).unwrap_or_default().into_iter().collect();
     let stranger = |m: &MessageDocument| is_stranger(&ours.document, m);
-    let copy = |m: &MessageDocument| ours.document.encloses(&m.id);
+    let copy = |m: &MessageDocument| ours.document.has_inlined(&m.id);
     let (ghosts, messages): (Vec<_>, Vec<_>) = std::mem::take(&mut loaded.messages)
         .into_iter()
         .partition(|m| again.contains(&m.document.id) || stranger(&m.document) || copy(&m.document));
@@ -280,7 +288,7 @@ pub(super) async fn drop_messages(
 ) -> Result<(), StoreError> {
     let deletion =
         |message: &Versioned<MessageDocument>| Operation::delete(message.document.id.clone(), Some(&message.etag));
-    let chunks = messages.chunks(batch::MAX_OPERATIONS - 1).map(|chunk| chunk.iter().map(deletion).collect());
+    let chunks = messages.chunks(operation::MAX_OPERATIONS - 1).map(|chunk| chunk.iter().map(deletion).collect());
     change_messages(engine, ours, chunks.collect()).await
 }
 
@@ -333,29 +341,32 @@ fn identity(document: &InstanceDocument, loaded: &Loaded, items: &[WorkItem]) ->
     appended.or_else(started)
 }
 
-/// Why there is no turn. Messages for an instance that does not exist are parked.
+/// Why there is no turn. Messages for an instance that does not exist are deferred.
 async fn decline(
     engine: &Engine,
     ours: &mut Ours,
     loaded: Loaded,
     items: &[WorkItem],
     sight: Sight,
-) -> Result<Claimed, StoreError> {
+) -> Result<TurnClaim, StoreError> {
     let (partition, deadline) = (ours.document.instance_id.clone(), engine.deadline());
     debug!(instance_id = partition.instance_id(), messages = items.len(), "nothing to run: giving the claim back");
     forget_older_claims(engine, ours, deadline).await?;
     if items.is_empty() {
-        if ours.document.parked && sight == Sight::Parked && !loaded.more {
-            park::nothing_is_left(engine, &mut ours.document);
+        if ours.document.deferred && sight == Sight::Parked && !loaded.more {
+            defer::nothing_is_left(engine, &mut ours.document);
         }
-        return Ok(Claimed::Nothing);
+        return Ok(TurnClaim::Nothing);
     }
-    if ours.document.is_shell() && !ours.document.parked && load::has_history(engine, &partition, deadline).await? {
+    if ours.document.is_placeholder()
+        && !ours.document.deferred
+        && load::has_history(engine, &partition, deadline).await?
+    {
         put_off_lost(engine, ours, loaded.messages).await?;
-        return Ok(Claimed::Nothing);
+        return Ok(TurnClaim::Nothing);
     }
-    park::park(engine, ours, loaded, deadline).await?;
-    Ok(Claimed::Waiting)
+    defer::defer(engine, ours, loaded, deadline).await?;
+    Ok(TurnClaim::Waiting)
 }
 
 /// Messages of an instance that has a history and has lost its document wait until somebody has repaired it. Nothing is left
@@ -389,8 +400,8 @@ async fn forget_older_claims(engine: &Engine, ours: &mut Ours, deadline: Deadlin
     Ok(())
 }
 
-fn hand_out(engine: &Arc<Engine>, hint: &OrchestrationHint, ours: Ours, ready: Ready) -> Claimed {
-    let partition = &hint.partition;
+fn hand_out(engine: &Arc<Engine>, candidate: &TurnCandidate, ours: Ours, ready: Ready) -> TurnClaim {
+    let partition = &candidate.partition;
     let Ours { token, document, etag, claimed_at, runner, .. } = ours;
     let Ready { mut taken, items, unreadable, contents, name, version, more } = ready;
     count_attempts(&document, &mut taken);
@@ -399,7 +410,7 @@ fn hand_out(engine: &Arc<Engine>, hint: &OrchestrationHint, ours: Ours, ready: R
     if let Some(error) = &unreadable {
         warn!(instance_id = partition.instance_id(), error, "the history can't be read");
     }
-    engine.dispatch.work_ended(partition, &ended(hint, &document, &taken, &items));
+    engine.discovery.activities_ended(partition, &ended(candidate, &document, &taken, &items));
     let item = OrchestrationItem {
         instance: partition.instance_id().unwrap_or_default().to_owned(),
         orchestration_name: name.clone(),
@@ -416,37 +427,37 @@ fn hand_out(engine: &Arc<Engine>, hint: &OrchestrationHint, ours: Ours, ready: R
         engine.cache.put(partition, known);
     }
     let until = document.lock.as_ref().map_or(0, |lock| lock.until);
-    let (whole, phase) = (!more, Phase::Open);
+    let (whole, phase) = (!more, TurnPhase::Open);
     // What is left comes after the last that was taken: others have waited longer.
     let last = taken.iter().map(|taken| &taken.document).rfind(|message| !message.starts);
     let rest = more.then(|| last.map_or_else(String::new, |last| last.seq.clone()));
     let state = TurnState { document, etag, until, runner, taken, whole, kv, contents, name, version, phase };
-    engine.dispatch.keep_rest(hint, claimed_at);
-    engine.dispatch.taken(partition, state.taken.iter().map(|taken| &taken.document.id), until);
+    engine.discovery.keep_rest(candidate, claimed_at);
+    engine.discovery.taken(partition, state.taken.iter().map(|taken| &taken.document.id), until);
     let handle = TurnHandle { token: token.clone(), partition: partition.clone(), state: state.into() };
     engine.turns.insert(token.clone(), Arc::new(handle));
     if let Some(rest) = rest {
-        engine.dispatch.offer_rest(partition, rest);
+        engine.discovery.offer_rest(partition, rest);
     }
-    Claimed::Turn(Box::new((item, token, attempts)))
+    TurnClaim::Turn(Box::new((item, token, attempts)))
 }
 
 /// The activities that have ended, as the messages of a turn say, where others may have run some of them.
 fn ended(
-    hint: &OrchestrationHint,
+    candidate: &TurnCandidate,
     document: &InstanceDocument,
     taken: &[Versioned<MessageDocument>],
     items: &[WorkItem],
 ) -> BTreeSet<DocumentId> {
-    let ours: BTreeSet<&DocumentId> = hint.messages.iter().map(|message| &message.document.id).collect();
-    // What is enclosed, and claimed for the first time, is this process's as well.
-    let is_ours = |id: &DocumentId| ours.contains(id) || (document.encloses(id) && document.claims.len() == 1);
+    let ours: BTreeSet<&DocumentId> = candidate.messages.iter().map(|message| &message.document.id).collect();
+    // What is inlined, and claimed for the first time, is this process's as well.
+    let is_ours = |id: &DocumentId| ours.contains(id) || (document.has_inlined(id) && document.claims.len() == 1);
     if taken.iter().all(|message| is_ours(&message.document.id)) {
         return BTreeSet::new();
     }
     let ended = items.iter().filter_map(|item| match item {
         WorkItem::ActivityCompleted { execution_id, id, .. } | WorkItem::ActivityFailed { execution_id, id, .. } => {
-            Some(WorkDocument::scheduled_id(*execution_id, *id))
+            Some(ActivityDocument::scheduled_id(*execution_id, *id))
         }
         _ => None,
     });

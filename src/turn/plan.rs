@@ -1,14 +1,15 @@
 //! What a turn writes, worked out before anything is sent.
 
 use super::{staging::TAKEOVER_AFTER, TurnState};
+use crate::model::operation;
 use crate::{
+    cosmos::{StoreError, Versioned},
     engine::Engine,
     model::{
-        item, status, DeliveredDocument, Ending, ExecutionDocument, HistoryDocument, InstanceDocument, IntentDocument,
-        KvDocument, Marks, MessageDocument, Millis, Partition, StatusDocument, WorkDocument,
+        item, status, ActivityDocument, DeliveredDocument, Ending, ExecutionDocument, Fingerprints, HistoryDocument,
+        InstanceDocument, IntentDocument, KvDocument, MessageDocument, Millis, Operation, Partition, StatusDocument,
     },
-    orders::work::Scheduled,
-    store::{batch, Operation, StoreError, Versioned},
+    queue::activity::ScheduledClaims,
 };
 use duroxide::{
     providers::{ExecutionMetadata, ScheduledActivityIdentifier, WorkItem},
@@ -19,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Events are put together up to this size, so that a history document stays well below the limit.
 const HISTORY_BYTES: usize = 1024 * 1024;
 /// A new execution remembers so many of the messages from outside that were consumed last before it.
-const CARRIED_MARKS: usize = 24;
+const CARRIED_FINGERPRINTS: usize = 24;
 
 /// What duroxide's runtime asks to commit.
 pub(crate) struct Ack {
@@ -33,7 +34,7 @@ pub(crate) struct Ack {
 
 /// What a turn writes: the instance's next document, and everything that goes with it.
 #[derive(Clone)]
-pub(crate) struct Plan {
+pub(crate) struct TurnPlan {
     pub(crate) document: InstanceDocument,
     /// The messages that the turn ran on go: conditional on each being the very one, so that they belong into the commit.
     pub(crate) consumption: Vec<Operation>,
@@ -42,7 +43,7 @@ pub(crate) struct Plan {
     pub(crate) kv: BTreeMap<String, KvDocument>,
     pub(crate) intents: Vec<IntentDocument>,
     pub(crate) history_bytes: usize,
-    pub(crate) consumed: Marks,
+    pub(crate) consumed: Fingerprints,
 }
 
 /// Why a turn can't be written.
@@ -53,6 +54,12 @@ pub(crate) enum Unplannable {
     Store(StoreError),
     /// A message names an instance that can't be.
     Target(String),
+}
+
+impl From<serde_json::Error> for Unplannable {
+    fn from(error: serde_json::Error) -> Self {
+        StoreError::from(error).into()
+    }
 }
 
 impl From<StoreError> for Unplannable {
@@ -77,18 +84,18 @@ pub(crate) fn plan(
     state: &TurnState,
     ack: &Ack,
     older: Option<ExecutionDocument>,
-    handed: &Scheduled,
-) -> Result<Plan, Unplannable> {
+    handed: &ScheduledClaims,
+) -> Result<TurnPlan, Unplannable> {
     let mut planner = Planner { engine, partition, token, now: engine.now(), operations: Vec::new() };
     let (document, fresh) = planner.document(state, ack, older)?;
-    let consumed = marks(state, ack);
+    let consumed = fingerprints(state, ack);
     let history_bytes = planner.history(ack.execution, document.events.last(), &fresh, &consumed)?;
     let kv = planner.kv(state, &fresh, document.epoch > state.document.epoch)?;
     let consumption = planner.consume(&state.document, &state.taken)?;
     planner.schedule(&ack.worker_items, handed)?;
     let intents = planner.send(&document, &ack.orchestrator_items)?;
     planner.cancel(state, &fresh, &ack.cancelled);
-    Ok(Plan { document, consumption, operations: planner.operations, kv, intents, history_bytes, consumed })
+    Ok(TurnPlan { document, consumption, operations: planner.operations, kv, intents, history_bytes, consumed })
 }
 
 /// The instance's document of such a plan alone, for a document that others have changed since the rest was worked out.
@@ -114,17 +121,17 @@ pub(crate) fn remove_message(
         return Ok(Operation::delete(id, Some(etag)));
     }
     let marker = DeliveredDocument::new(id.clone(), document.instance_id.clone());
-    Operation::replace(id, &marker, Some(etag))
+    Ok(Operation::replace(id, &marker, Some(etag))?)
 }
 
 /// Which instance of the parent's name waits for this one: the last that has started it, though it was running or had ended
 /// already. Another instance of the parent's name may have been deleted before.
-fn parents_born(document: &InstanceDocument, state: &TurnState) -> Option<String> {
+fn parents_incarnation(document: &InstanceDocument, state: &TurnState) -> Option<String> {
     let parent = document.parent.as_deref()?;
     let from_parent = |message: &MessageDocument| {
         let item = serde_json::from_str(&message.item).ok()?;
         let WorkItem::StartOrchestration { parent_instance, .. } = item else { return None };
-        (parent_instance.as_deref() == Some(parent)).then(|| message.born.clone()).flatten()
+        (parent_instance.as_deref() == Some(parent)).then(|| message.incarnation.clone()).flatten()
     };
     let starts = state.taken.iter().map(|taken| &taken.document).filter(|message| message.starts);
     starts.filter_map(from_parent).next_back()
@@ -132,16 +139,16 @@ fn parents_born(document: &InstanceDocument, state: &TurnState) -> Option<String
 
 /// What the turn's history document remembers of the messages from outside: those that the turn consumes, and, where it
 /// begins an execution, the last ones before it.
-fn marks(state: &TurnState, ack: &Ack) -> Marks {
-    let mut marks = match &state.contents {
-        Some(contents) if ack.execution != state.document.execution => contents.consumed.last(CARRIED_MARKS),
-        _ => Marks::default(),
+fn fingerprints(state: &TurnState, ack: &Ack) -> Fingerprints {
+    let mut fingerprints = match &state.contents {
+        Some(contents) if ack.execution != state.document.execution => contents.consumed.last(CARRIED_FINGERPRINTS),
+        _ => Fingerprints::default(),
     };
-    marks.extend(&Marks::of(state.taken.iter().map(|taken| &taken.document.id)));
-    marks
+    fingerprints.extend(&Fingerprints::of(state.taken.iter().map(|taken| &taken.document.id)));
+    fingerprints
 }
 
-impl Plan {
+impl TurnPlan {
     /// The operation at this place of the batch that commits, which the instance's document begins.
     pub(crate) fn operation(&self, index: usize) -> Option<&Operation> {
         let index = index.checked_sub(1)?;
@@ -176,15 +183,15 @@ impl Planner<'_> {
         document.turn += 1;
         document.last_turn = Some(self.token.to_owned());
         document.updated_at = self.now;
-        document.tally = Some("open".to_owned());
+        document.count_pending = Some("open".to_owned());
         // It is among what the turn ran on.
-        document.take_out();
-        if document.parked || !document.exists() {
-            // Nobody need look for the claim any more. What is parked, and did not fit this turn, nobody sees: somebody must
+        document.take_inlined();
+        if document.deferred || !document.exists() {
+            // Nobody need look for the claim any more. What is deferred, and did not fit this turn, nobody sees: somebody must
             // look, also if this process dies.
-            document.parked &= !state.whole;
+            document.deferred &= !state.whole;
             document.orphans = false;
-            document.due = document.parked.then(|| self.now + TAKEOVER_AFTER);
+            document.due = document.deferred.then(|| self.now + TAKEOVER_AFTER);
         }
         if !document.exists() {
             document.created_at = self.now;
@@ -211,8 +218,8 @@ impl Planner<'_> {
             document.pinned = None;
             document.totals.executions += 1;
         }
-        if let Some(born) = parents_born(document, state) {
-            document.parent_born = Some(born);
+        if let Some(incarnation) = parents_incarnation(document, state) {
+            document.parent_incarnation = Some(incarnation);
         }
         if let Some(name) = &metadata.orchestration_name {
             document.name.clone_from(name);
@@ -280,7 +287,7 @@ impl Planner<'_> {
         execution: u64,
         last_event: u64,
         events: &[Event],
-        consumed: &Marks,
+        consumed: &Fingerprints,
     ) -> Result<usize, StoreError> {
         let mut total = 0;
         let mut part = 0;
@@ -293,7 +300,7 @@ impl Planner<'_> {
                 .map_err(|e| StoreError::Malformed { detail: format!("event {}: {e}", event.event_id) })?;
             total += text.len();
             // A text is a string in a document: its quotes and backslashes take twice the room there.
-            let bytes = batch::size_of(&text);
+            let bytes = operation::size_of(&text);
             if !pending.is_empty() && pending_bytes + bytes > HISTORY_BYTES {
                 let full = std::mem::take(&mut pending);
                 self.history_document(execution, part, first, full, std::mem::take(&mut consumed))?;
@@ -318,7 +325,7 @@ impl Planner<'_> {
         part: usize,
         first: u64,
         events: Vec<String>,
-        consumed: Marks,
+        consumed: Fingerprints,
     ) -> Result<(), StoreError> {
         let count = events.len();
         let mut document = HistoryDocument::new(self.partition.clone(), execution, self.token, part, first, events);
@@ -400,27 +407,27 @@ impl Planner<'_> {
         touched
     }
 
-    /// The messages that the turn ran on are consumed. The one that the instance's document encloses is consumed with that: its
+    /// The messages that the turn ran on are consumed. The one that the instance's document has_inlined is consumed with that: its
     /// marker is there.
     fn consume(
         &self,
         before: &InstanceDocument,
         taken: &[Versioned<MessageDocument>],
     ) -> Result<Vec<Operation>, StoreError> {
-        taken.iter().filter(|taken| !before.encloses(&taken.document.id)).map(remove_message).collect()
+        taken.iter().filter(|taken| !before.has_inlined(&taken.document.id)).map(remove_message).collect()
     }
 
-    fn schedule(&mut self, items: &[WorkItem], handed: &Scheduled) -> Result<(), Unplannable> {
+    fn schedule(&mut self, items: &[WorkItem], handed: &ScheduledClaims) -> Result<(), Unplannable> {
         for work_item in items {
             let WorkItem::ActivityExecute { instance, execution_id, id, name, .. } = work_item else {
                 return Err(Unplannable::Target(format!("{} is not an activity", item::kind(work_item))));
             };
             let partition = Partition::instance(instance).map_err(|e| Unplannable::Target(e.to_string()))?;
-            let id = WorkDocument::scheduled_id(*execution_id, *id);
+            let id = ActivityDocument::scheduled_id(*execution_id, *id);
             let seq = self.engine.sequencer.next();
             let (mut work, payload) =
-                WorkDocument::new(partition, id, work_item, seq, self.now).map_err(StoreError::unwritable)?;
-            work.known_by = self.engine.dispatch.knows_turns();
+                ActivityDocument::new(partition, id, work_item, seq, self.now).map_err(StoreError::unwritable)?;
+            work.known_by = self.engine.discovery.turn_holder_name();
             handed.lock(&mut work);
             if let Some(payload) = payload {
                 self.add_checked(Operation::upsert(&payload)?, || format!("the input of activity {name:?}"))?;
@@ -441,13 +448,13 @@ impl Planner<'_> {
             let seq = self.engine.sequencer.next();
             let mut message = MessageDocument::new(target.clone(), &key, work_item, seq, self.now, due)
                 .map_err(StoreError::unwritable)?;
-            message.known_by = self.engine.dispatch.knows_turns();
+            message.known_by = self.engine.discovery.turn_holder_name();
             let name = || format!("the message {} for {instance:?}", item::kind(work_item));
             if &target == self.partition {
                 self.add_limited(Operation::create(&message)?, MessageDocument::MAX_BYTES, name)?;
                 continue;
             }
-            message.send(sender, sender.born_of(instance));
+            message.send(sender, sender.incarnation_of(instance));
             let document = serde_json::to_value(&message).map_err(StoreError::unwritable)?;
             let takeover = self.engine.clock.after(self.engine.config.reconciler_age_threshold());
             let intent =
@@ -465,9 +472,9 @@ impl Planner<'_> {
             if Partition::instance(&activity.instance).ok().as_ref() != Some(self.partition) {
                 continue;
             }
-            let id = WorkDocument::scheduled_id(activity.execution_id, activity.activity_id);
+            let id = ActivityDocument::scheduled_id(activity.execution_id, activity.activity_id);
             if has_payload(state, fresh, activity) {
-                self.operations.push(Operation::delete(WorkDocument::payload_id(&id), None));
+                self.operations.push(Operation::delete(ActivityDocument::payload_id(&id), None));
             }
             self.operations.push(Operation::delete(id, None));
         }
@@ -475,7 +482,7 @@ impl Planner<'_> {
 
     /// Adds an operation that must fit a document on its own.
     fn add_checked(&mut self, operation: Operation, name: impl Fn() -> String) -> Result<(), StoreError> {
-        self.add_limited(operation, batch::MAX_DOCUMENT_BYTES, name)
+        self.add_limited(operation, operation::MAX_DOCUMENT_BYTES, name)
     }
 
     fn add_limited(&mut self, operation: Operation, limit: usize, name: impl Fn() -> String) -> Result<(), StoreError> {
@@ -497,5 +504,5 @@ fn has_payload(state: &TurnState, fresh: &[Event], activity: &ScheduledActivityI
         .filter(|event| event.event_id == activity.activity_id)
         .find_map(|event| item::scheduled(&activity.instance, activity.execution_id, event));
     let text = scheduled.and_then(|item| serde_json::to_string(&item).ok());
-    text.is_some_and(|text| !WorkDocument::is_inline(&text))
+    text.is_some_and(|text| !ActivityDocument::is_inline(&text))
 }

@@ -7,10 +7,9 @@ use super::{
     staging,
 };
 use crate::{
-    admin::delete,
+    cosmos::{queries, Deadline, Freshness, QueryTimeout, StoreError, Versioned},
     engine::Engine,
-    model::{HistoryDocument, InstanceDocument, Marks, Partition},
-    store::{queries, Deadline, Freshness, Patience, StoreError, Versioned},
+    model::{Fingerprints, HistoryDocument, InstanceDocument, Partition},
 };
 use azure_core::http::Etag;
 use duroxide::Event;
@@ -26,7 +25,7 @@ const OLDER_HERE: u32 = 10;
 /// How old what is shown of an instance may be.
 fn staleness(engine: &Engine, partition: &Partition) -> Duration {
     let allowed = engine.config.read_staleness();
-    match engine.dispatch.has_next_step(partition) {
+    match engine.discovery.has_next_step(partition) {
         true => allowed.saturating_mul(OLDER_HERE),
         false => allowed,
     }
@@ -48,7 +47,7 @@ pub(crate) async fn instance(
 /// What this process knows of an instance, if that may be shown.
 fn remembered(engine: &Engine, partition: &Partition) -> Option<Option<Versioned<InstanceDocument>>> {
     let known = engine.cache.fresh(partition, staleness(engine, partition))?;
-    let settled = |known: &Known| known.document.deleting.is_none() && known.document.rolling.is_none();
+    let settled = |known: &Known| known.document.deleting.is_none() && known.document.roll_forward.is_none();
     known.as_ref().is_none_or(settled).then(|| known.map(|Known { document, etag, .. }| Versioned { document, etag }))
 }
 
@@ -68,16 +67,17 @@ async fn look(
             engine.cache.saw(partition, before.as_ref(), None);
             return Ok(None);
         };
-        if found.document.deleting.is_some() && delete::is_deleted(engine, &found.document, deadline).await? {
+        if found.document.deleting.is_some() && engine.lifecycle().is_deleted(engine, &found.document, deadline).await?
+        {
             return Ok(None);
         }
-        if found.document.rolling.is_none() {
+        if found.document.roll_forward.is_none() {
             let Versioned { document, etag } = found.clone();
             engine.cache.saw(partition, before.as_ref(), Some(Known { document, etag, contents: None }));
             return Ok(Some(found));
         }
-        if engine.rolls.is_under_way(partition) {
-            engine.rolls.wait(partition, deadline).await?;
+        if engine.roll_forwards.is_under_way(partition) {
+            engine.roll_forwards.wait(partition, deadline).await?;
         } else if began.elapsed() < LEFT_TO_OTHERS {
             tokio::time::sleep(LOOK_AGAIN).await;
         } else {
@@ -151,7 +151,7 @@ fn keep(engine: &Engine, partition: &Partition, found: &Versioned<InstanceDocume
     let (noted, (events, bytes)) = (&found.document.events, &read);
     let same = noted.len() == events.len() as u64 && events.iter().all(|event| noted.contains(event.event_id));
     if same {
-        let contents = Contents::new(events.clone(), *bytes, None, Marks::default());
+        let contents = Contents::new(events.clone(), *bytes, None, Fingerprints::default());
         engine.cache.fill(partition, &found.etag, contents);
     }
     read
@@ -163,7 +163,7 @@ pub(crate) async fn history(
     partition: &Partition,
     execution: u64,
     freshness: Freshness,
-    patience: impl Into<Patience>,
+    patience: impl Into<QueryTimeout>,
 ) -> Result<Vec<HistoryDocument>, StoreError> {
     let statement = queries::HISTORY.statement().bind("@execution", execution).seeing(freshness);
     engine.store.query_partition(partition, statement, patience).await

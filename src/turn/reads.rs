@@ -10,8 +10,8 @@
 
 use super::cache::InstanceCache;
 use crate::{
+    cosmos::{Deadline, StoreError},
     model::Partition,
-    store::{Deadline, StoreError},
 };
 use azure_core::http::Etag;
 use dashmap::DashMap;
@@ -26,7 +26,7 @@ use std::{
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::time::Instant;
 
-/// What an activity that starts wants to know of its orchestration does not change sooner.
+/// What an activity that starts filter to know of its orchestration does not change sooner.
 const NAME: Duration = Duration::from_secs(1);
 /// An activity that was handed out reads by then: what reads later is somebody else.
 const READS_WITHIN: Duration = Duration::from_millis(200);
@@ -39,13 +39,13 @@ const LEAST: usize = 1_024;
 /// What the last reads of an instance came to.
 #[derive(Default)]
 struct Last {
-    answer: Option<Answer>,
+    answer: Option<CachedRead>,
     /// When one began that serves nobody else.
     in_vain: Option<Instant>,
 }
 
 /// A history as it was read.
-struct Answer {
+struct CachedRead {
     /// When the read began.
     began: Instant,
     /// Since when something else may be there.
@@ -76,13 +76,13 @@ impl Drop for Bytes {
 /// The last answer for each instance whose history is read.
 #[derive(Default)]
 pub(crate) struct Reads {
-    entries: DashMap<Partition, Entry>,
+    entries: DashMap<Partition, InstanceReads>,
     bytes: Arc<AtomicUsize>,
     swept: std::sync::Mutex<Option<Instant>>,
 }
 
 #[derive(Default)]
-struct Entry {
+struct InstanceReads {
     last: Arc<Mutex<Last>>,
     started: std::sync::Mutex<Started>,
 }
@@ -173,7 +173,7 @@ impl Reads {
             *swept = Some(now);
         }
         let serves = |last: &Last| last.answer.as_ref().is_some_and(|answer| answer.of.elapsed() < NAME);
-        self.entries.retain(|_, Entry { last, .. }| {
+        self.entries.retain(|_, InstanceReads { last, .. }| {
             Arc::strong_count(last) > 1 || last.try_lock().is_ok_and(|last| serves(&last))
         });
     }
@@ -220,7 +220,7 @@ impl Reading {
         **last = Last::default();
         let is_current = cache.etag(partition).as_ref() == Some(etag);
         let (began, bytes) = (self.began, Bytes::of(&self.bytes, bytes).filter(|_| is_current));
-        last.answer = bytes.map(|bytes| Answer { began, of, etag: etag.clone(), events, _bytes: bytes });
+        last.answer = bytes.map(|bytes| CachedRead { began, of, etag: etag.clone(), events, _bytes: bytes });
         if last.answer.is_some() {
             self.last = None;
         }
@@ -253,13 +253,13 @@ mod tests {
 
     const STALENESS: Duration = Duration::from_millis(50);
 
-    struct Scene {
+    struct ReadsFixture {
         reads: Reads,
         cache: InstanceCache,
         partition: Partition,
     }
 
-    impl Scene {
+    impl ReadsFixture {
         async fn new() -> Self {
             let partition = Partition::instance("i").unwrap();
             let scene = Self { reads: Reads::default(), cache: InstanceCache::new(1 << 20), partition };
@@ -292,7 +292,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_answer_serves_for_a_moment_and_an_activity_that_starts_for_longer() {
-        let scene = Scene::new().await;
+        let scene = ReadsFixture::new().await;
         assert!(scene.is_answered().await);
         tokio::time::advance(STALENESS).await;
         assert!(!scene.is_answered().await);
@@ -309,7 +309,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_an_activity_may_be_told_is_not_what_others_are_told_later() {
-        let scene = Scene::new().await;
+        let scene = ReadsFixture::new().await;
         tokio::time::advance(STALENESS).await;
         (0..10).for_each(|_| scene.reads.activity_starts(&scene.partition, 1, 1));
         assert!(scene.is_answered().await);
@@ -325,21 +325,21 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_this_process_has_learnt_since_is_not_hidden_by_an_answer() {
-        let scene = Scene::new().await;
+        let scene = ReadsFixture::new().await;
         scene.know("new");
         scene.reads.activity_starts(&scene.partition, 1, 1);
         assert!(!scene.is_answered().await);
-        let scene = Scene::new().await;
+        let scene = ReadsFixture::new().await;
         scene.reads.doubt(&scene.partition);
         assert!(!scene.is_answered().await);
-        let scene = Scene::new().await;
+        let scene = ReadsFixture::new().await;
         scene.cache.forget(&scene.partition);
         assert!(!scene.is_answered().await);
     }
 
     #[tokio::test(start_paused = true)]
     async fn one_reads_at_a_time_and_what_serves_nobody_is_forgotten() {
-        let scene = Scene::new().await;
+        let scene = ReadsFixture::new().await;
         let (reading, allowed) = (scene.join().await, scene.reads.allowed(&scene.partition, STALENESS));
         assert!(scene.reads.join(&scene.partition, allowed, Deadline::after(STALENESS)).await.is_err());
         drop(reading);
@@ -353,7 +353,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn who_waits_for_a_slow_read_is_served_by_it() {
-        let scene = Scene::new().await;
+        let scene = ReadsFixture::new().await;
         let reading = scene.join().await;
         let waits = scene.reads.join(&scene.partition, reading.allowed, Deadline::after(NAME));
         tokio::pin!(waits);
@@ -368,7 +368,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_read_that_a_commit_has_overtaken_serves_nobody_and_who_waited_for_it_reads_beside_the_others() {
-        let scene = Scene::new().await;
+        let scene = ReadsFixture::new().await;
         let reading = scene.join().await;
         let waits = || scene.reads.join(&scene.partition, reading.allowed, Deadline::after(NAME));
         let (first, second) = (waits(), waits());
@@ -386,7 +386,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn who_waited_for_a_read_that_failed_waits_for_no_other() {
-        let scene = Scene::new().await;
+        let scene = ReadsFixture::new().await;
         tokio::time::advance(STALENESS).await;
         let mut reading = scene.join().await;
         assert!(reading.events(&scene.cache, &scene.partition).is_none());
@@ -402,7 +402,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn all_answers_together_take_no_more_than_they_may() {
-        let scene = Scene::new().await;
+        let scene = ReadsFixture::new().await;
         let reading = scene.join().await;
         scene.note(reading, "old", &[], MOST_BYTES + 1);
         assert!(!scene.is_answered().await);

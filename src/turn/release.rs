@@ -1,10 +1,11 @@
 //! Giving a turn back, renewing its lock, and cleaning up after a claim that came to nothing.
 
-use super::{cache::Known, instance_id, lock_lost, Phase, TurnHandle, TurnState, ROOM};
+use super::{cache::Known, instance_id, lock_lost, TurnHandle, TurnPhase, TurnState, ROOM};
+use crate::model::operation;
 use crate::{
+    cosmos::{BatchOutcome, Deadline, StoreError, Versioned, WriteOutcome},
     engine::Engine,
-    model::{InstanceDocument, MessageDocument, Millis, Partition},
-    store::{batch, BatchOutcome, Deadline, Freshness, Operation, StoreError, Versioned, WriteOutcome},
+    model::{InstanceDocument, MessageDocument, Millis, Operation, Partition},
 };
 use azure_core::http::Etag;
 use duroxide::providers::ProviderError;
@@ -17,7 +18,7 @@ pub(crate) async fn renew(engine: &Arc<Engine>, token: &str, extend_for: Duratio
     let handle = engine.turns.get(token).map(|entry| entry.value().clone());
     let handle = handle.ok_or_else(|| lock_lost(OPERATION, "it is not held here"))?;
     let mut state = handle.state.lock().await;
-    if state.phase != Phase::Open || state.until <= engine.now() {
+    if state.phase != TurnPhase::Open || state.until <= engine.now() {
         return Err(lock_lost(OPERATION, "it has expired or was given up"));
     }
     let deadline = engine.deadline_at(state.until);
@@ -28,11 +29,11 @@ pub(crate) async fn renew(engine: &Arc<Engine>, token: &str, extend_for: Duratio
     match rewrite(engine, &handle, &mut state, change, deadline).await {
         Ok(Rewritten::Done) => {
             state.until = until;
-            engine.dispatch.turn_holds(&handle.partition, until);
+            engine.discovery.turn_holds(&handle.partition, until);
             Ok(())
         }
         Ok(Rewritten::Lost) => {
-            state.phase = Phase::Closed;
+            state.phase = TurnPhase::Closed;
             Err(lock_lost(OPERATION, "the lock was taken over"))
         }
         Err(error) => Err(error.into_provider_error(OPERATION)),
@@ -50,7 +51,7 @@ pub(crate) async fn abandon(
     let handle = engine.turns.get(token).map(|entry| entry.value().clone());
     let handle = handle.ok_or_else(|| lock_lost(OPERATION, "it is not held here"))?;
     let mut state = handle.state.lock().await;
-    if state.phase == Phase::Closed {
+    if state.phase == TurnPhase::Closed {
         return Err(lock_lost(OPERATION, "the turn has ended"));
     }
     let deadline = engine.deadline();
@@ -74,14 +75,14 @@ pub(crate) async fn abandon(
             message.created_at = message.created_at.max(counted);
         }
     }
-    let is_enclosed = |message: &MessageDocument| state.document.encloses(&message.id);
-    let enclosed = returned.iter().map(|message| &message.document).find(|message| is_enclosed(message)).cloned();
-    let rewritten = delay.is_some() || enclosed.is_some();
+    let is_enclosed = |message: &MessageDocument| state.document.has_inlined(&message.id);
+    let inlined = returned.iter().map(|message| &message.document).find(|message| is_enclosed(message)).cloned();
+    let rewritten = delay.is_some() || inlined.is_some();
     let outcome = if rewritten {
         let changed: Vec<_> =
             returned.iter().filter(|m| delay.is_some() && !is_enclosed(&m.document)).cloned().collect();
-        let enclosed = enclosed.map(|message| written_out(message, delay.is_some()));
-        let messages = (changed.as_slice(), enclosed.as_ref());
+        let inlined = inlined.map(|message| written_out(message, delay.is_some()));
+        let messages = (changed.as_slice(), inlined.as_ref());
         release_with(engine, &handle, &mut state, messages, change, deadline).await
     } else {
         rewrite(engine, &handle, &mut state, change, deadline).await
@@ -91,12 +92,12 @@ pub(crate) async fn abandon(
             close(engine, &handle, &mut state);
             // What was rewritten has another ETag now, which nobody has asked for.
             let returned = returned.into_iter().map(|m| (m.document, (!rewritten).then_some(m.etag)));
-            engine.dispatch.messages_returned(&handle.partition, returned);
+            engine.discovery.messages_returned(&handle.partition, returned);
             Ok(())
         }
         Ok(Rewritten::Lost) => {
             close(engine, &handle, &mut state);
-            let_go(engine, &handle, &state);
+            forget_turn(engine, &handle, &state);
             Err(lock_lost(OPERATION, "the lock was taken over"))
         }
         Err(error) => Err(error.into_provider_error(OPERATION)),
@@ -105,15 +106,15 @@ pub(crate) async fn abandon(
 
 /// Nothing more can be done with this token.
 pub(crate) fn close(engine: &Engine, handle: &TurnHandle, state: &mut TurnState) {
-    state.phase = Phase::Closed;
+    state.phase = TurnPhase::Closed;
     engine.turns.remove(&handle.token);
 }
 
 /// The turn was lost. Its messages are another's now; where a deletion took the lock off and was taken back, they are in the
 /// queue, and a poll that returns them brings news.
-pub(crate) fn let_go(engine: &Engine, handle: &TurnHandle, state: &TurnState) {
-    engine.dispatch.taken(&handle.partition, state.taken.iter().map(|taken| &taken.document.id), 0);
-    engine.dispatch.turn_ended(&handle.partition);
+pub(crate) fn forget_turn(engine: &Engine, handle: &TurnHandle, state: &TurnState) {
+    engine.discovery.taken(&handle.partition, state.taken.iter().map(|taken| &taken.document.id), 0);
+    engine.discovery.turn_ended(&handle.partition);
 }
 
 /// How a change to the instance's document under our lock ended.
@@ -142,7 +143,7 @@ async fn rewrite(
             remember(engine, handle, state);
             return Ok(Rewritten::Done);
         }
-        match read_latest(engine, &handle.partition, deadline).await? {
+        match engine.read_latest(&handle.partition, deadline).await? {
             // A change that was made with its answer lost: it is there already.
             Some(found) if is_there(&found.document, &next) => {
                 state.refresh(found);
@@ -173,15 +174,7 @@ fn remember(engine: &Engine, handle: &TurnHandle, state: &TurnState) {
     engine.cache.put(&handle.partition, known);
 }
 
-pub(crate) async fn read_latest(
-    engine: &Engine,
-    partition: &Partition,
-    deadline: Deadline,
-) -> Result<Option<Versioned<InstanceDocument>>, StoreError> {
-    engine.store.read(partition, &instance_id(), Freshness::Authoritative, deadline).await
-}
-
-/// An enclosed message as it is written when the turn that has it is abandoned. Only where it is delayed its attempts are its own: the
+/// An inlined message as it is written when the turn that has it is abandoned. Only where it is delayed its attempts are its own: the
 /// others are counted by the claims of the instance.
 fn written_out(mut message: MessageDocument, delayed: bool) -> MessageDocument {
     if !delayed {
@@ -190,14 +183,14 @@ fn written_out(mut message: MessageDocument, delayed: bool) -> MessageDocument {
     message
 }
 
-/// Releases the lock and changes the messages that this fetch took, and no others; the one that was enclosed is written. Every batch
+/// Releases the lock and changes the messages that this fetch took, and no others; the one that was inlined is written. Every batch
 /// carries the fence, so that a former owner delays nothing; the last one takes the lock off. A crash in between leaves the lock to
 /// expire.
 async fn release_with(
     engine: &Engine,
     handle: &TurnHandle,
     state: &mut TurnState,
-    (messages, enclosed): (&[Versioned<MessageDocument>], Option<&MessageDocument>),
+    (messages, inlined): (&[Versioned<MessageDocument>], Option<&MessageDocument>),
     change: impl Fn(&mut InstanceDocument),
     deadline: Deadline,
 ) -> Result<Rewritten, StoreError> {
@@ -206,7 +199,7 @@ async fn release_with(
         loop {
             let (mut next, mut out) = (state.document.clone(), None);
             if chunks.is_empty() {
-                out = next.take_out().and(enclosed);
+                out = next.take_inlined().and(inlined);
                 change(&mut next);
             }
             let mut operations = vec![Operation::replace(instance_id(), &next, Some(&state.etag))?];
@@ -226,7 +219,7 @@ async fn release_with(
                 {
                     chunk.remove(back.index - 1);
                 }
-                BatchOutcome::RolledBack(_) => match read_latest(engine, &handle.partition, deadline).await? {
+                BatchOutcome::RolledBack(_) => match engine.read_latest(&handle.partition, deadline).await? {
                     Some(found) if found.document.held_by(&handle.token) => {
                         state.document = found.document;
                         state.etag = found.etag;
@@ -242,7 +235,7 @@ async fn release_with(
     Ok(Rewritten::Done)
 }
 
-/// Replacements of messages, in parts that fit a batch together with the fence and a message that was enclosed; at least one part.
+/// Replacements of messages, in parts that fit a batch together with the fence and a message that was inlined; at least one part.
 pub(super) fn chunked(messages: &[Versioned<MessageDocument>]) -> Result<Vec<Vec<Operation>>, StoreError> {
     let replacement = |Versioned { document: message, etag }: &Versioned<MessageDocument>| {
         Operation::replace(message.id.clone(), message, Some(etag))
@@ -256,8 +249,8 @@ pub(super) fn in_parts(operations: Vec<Operation>) -> Vec<Vec<Operation>> {
     let mut bytes = 0;
     for operation in operations {
         let size = operation.size();
-        let full =
-            chunks.last().is_none_or(|c| c.len() + 3 > batch::MAX_OPERATIONS) || bytes + size > batch::MAX_BYTES - ROOM;
+        let full = chunks.last().is_none_or(|c| c.len() + 3 > operation::MAX_OPERATIONS)
+            || bytes + size > operation::MAX_BYTES - ROOM;
         if full {
             chunks.push(Vec::new());
             bytes = 0;
@@ -286,21 +279,21 @@ pub(crate) async fn undo_claim(
         }
         document.lock = None;
         document.claims.pop();
-        let enclosed = document.take_out();
-        // A document that holds nothing but the lock was made by the claim. One that marks parked messages stays.
-        let made_by_the_claim = document.is_shell() && document.claims.is_empty() && !document.parked;
+        let inlined = document.take_inlined();
+        // A document that holds nothing but the lock was made by the claim. One that fingerprints deferred messages stays.
+        let made_by_the_claim = document.is_placeholder() && document.claims.is_empty() && !document.deferred;
         let mut operations = vec![match made_by_the_claim {
             true => Operation::delete(instance_id(), Some(&etag)),
             false => Operation::replace(instance_id(), &document, Some(&etag))?,
         }];
-        if let Some(message) = &enclosed {
+        if let Some(message) = &inlined {
             operations.push(Operation::upsert(message)?);
         }
         let outcome = engine.store.batch(partition, &operations, deadline).await?;
         engine.cache.forget(partition);
         match outcome {
             BatchOutcome::Committed(_) => {}
-            BatchOutcome::RolledBack(_) => current = read_latest(engine, partition, deadline).await?,
+            BatchOutcome::RolledBack(_) => current = engine.read_latest(partition, deadline).await?,
         }
     }
     Ok(())
@@ -308,20 +301,26 @@ pub(crate) async fn undo_claim(
 
 /// Gives a claim back in the background, for a caller that went away or has no use for it. Its lock ends at `until` or
 /// earlier. The turn is tried again at `due`.
-pub(crate) fn give_back_later(engine: &Arc<Engine>, partition: &Partition, token: String, until: Millis, due: Millis) {
+pub(crate) fn release_claim_later(
+    engine: &Arc<Engine>,
+    partition: &Partition,
+    token: String,
+    until: Millis,
+    due: Millis,
+) {
     let (engine_too, partition) = (engine.clone(), partition.clone());
     engine.cache.forget(&partition);
     engine.spawn(async move {
         let (engine, partition, token) = (&engine_too, &partition, &token);
-        let released = engine.until_released(until, |deadline| give_back(engine, partition, token, deadline)).await;
+        let released = engine.until_released(until, |deadline| release_claim(engine, partition, token, deadline)).await;
         note_failure(partition, released);
-        engine.dispatch.turn_returned(partition, due);
+        engine.discovery.turn_returned(partition, due);
     });
 }
 
 /// Gives a claim back whose write may have happened, or may yet happen: until its lock would end, or the document is not the
 /// one any more that the write depends on.
-pub(crate) fn give_back_unknown(
+pub(crate) fn release_unknown_claim(
     engine: &Arc<Engine>,
     wanted: &InstanceDocument,
     token: String,
@@ -334,9 +333,9 @@ pub(crate) fn give_back_unknown(
     engine.spawn(async move {
         let (engine, partition, token) = (&engine_too, &partition, &token);
         engine.until_settled(partition, &instance_id(), condition.as_ref(), until).await;
-        let released = engine.until_released(until, |deadline| give_back(engine, partition, token, deadline)).await;
+        let released = engine.until_released(until, |deadline| release_claim(engine, partition, token, deadline)).await;
         note_failure(partition, released);
-        engine.dispatch.turn_returned(partition, due);
+        engine.discovery.turn_returned(partition, due);
     });
 }
 
@@ -347,14 +346,14 @@ fn note_failure(partition: &Partition, outcome: Result<(), StoreError>) {
 }
 
 /// Gives a claim back, uncounted, if its token is still the lock's.
-pub(crate) async fn give_back(
+pub(crate) async fn release_claim(
     engine: &Engine,
     partition: &Partition,
     token: &str,
     deadline: Deadline,
 ) -> Result<(), StoreError> {
     engine.turns.remove(token);
-    if let Some(Versioned { document, etag }) = read_latest(engine, partition, deadline).await? {
+    if let Some(Versioned { document, etag }) = engine.read_latest(partition, deadline).await? {
         undo_claim(engine, partition, token, document, etag, deadline).await?;
     }
     debug!(instance_id = partition.instance_id(), "gave a claim back");

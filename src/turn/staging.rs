@@ -2,32 +2,36 @@
 //!
 //! What does not fit is staged: written into documents that no query takes for messages, activities or history. Each part is
 //! written in a batch with the instance's document, conditional on the fence, which notes the part (`staging`) and renews
-//! the lock. The commit then is the one write that turns the note into `rolling`, with the number of parts. After it, the
-//! parts are applied in order, each by one batch that deletes it and moves `rolling.next`, conditional on the instance's
+//! the lock. The commit then is the one write that turns the note into `roll_forward`, with the number of parts. After it, the
+//! parts are applied in order, each by one batch that deletes it and moves `roll_forward.next`, conditional on the instance's
 //! document: so exactly once, by whoever comes first, and a part that is not there is known to be missing.
 //!
 //! Crash points: before the commit, the parts are dead: the next claim sweeps what the note names, under its own fence. After
-//! it, whoever reads, claims or polls the instance rolls it forward before anything else.
+//! it, whoever reads, claims or polls the instance roll_forwards it forward before anything else.
 
-use super::{cache::Known, claim::Ours, instance_id, release, TurnHandle, TurnState, ROOM};
+use super::{cache::Known, claim::Ours, instance_id, TurnHandle, TurnState, ROOM};
+use crate::model::operation;
 use crate::{
-    dispatch,
+    cosmos::{BatchOutcome, Deadline, Freshness, RolledBack, StoreError, Versioned},
+    discovery,
     engine::Engine,
-    model::{clock::millis, DocumentId, InstanceDocument, Millis, Partition, Rolling, StagedDocument, Staging},
-    store::{batch, BatchOutcome, Deadline, Freshness, Operation, RolledBack, StoreError, Versioned},
+    model::{
+        clock::millis, DocumentId, InstanceDocument, Millis, Operation, Partition, RollForwardProgress, StagedDocument,
+        Staging,
+    },
 };
 use dashmap::DashMap;
 use std::sync::Arc;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use tracing::{debug, info};
 
-/// How long the process that committed has for rolling forward before others look after it.
+/// How long the process that committed has for roll_forward forward before others look after it.
 pub(crate) const TAKEOVER_AFTER: Millis = 3_000;
 
 /// How staging ended.
 pub(crate) enum Staged {
-    /// What the commit puts into `rolling`.
-    Done(Rolling),
+    /// What the commit puts into `roll_forward`.
+    Done(RollForwardProgress),
     /// Another token has the lock.
     Lost,
 }
@@ -42,26 +46,26 @@ pub(crate) async fn stage(
 ) -> Result<Staged, StoreError> {
     let parts = split(operations);
     debug!(instance_id = handle.partition.instance_id(), parts = parts.len(), "staging a large turn");
-    let rolling = Rolling { key: engine.new_token(), parts: parts.len(), next: 0 };
+    let roll_forward = RollForwardProgress { key: engine.new_token(), parts: parts.len(), next: 0 };
     for (number, part) in parts.into_iter().enumerate() {
-        let staged = StagedDocument::new(handle.partition.clone(), &rolling.key, number, part);
-        let note = Staging { key: rolling.key.clone(), parts: number + 1 };
+        let staged = StagedDocument::new(handle.partition.clone(), &roll_forward.key, number, part);
+        let note = Staging { key: roll_forward.key.clone(), parts: number + 1 };
         if !stage_part(engine, handle, state, &staged, &note).await? {
             return Ok(Staged::Lost);
         }
     }
-    Ok(Staged::Done(rolling))
+    Ok(Staged::Done(roll_forward))
 }
 
-/// Parts that each fit one batch, together with the fence and the operation that deletes their document.
+/// Parts that each fit one together with the fence and the operation that deletes their document.
 fn split(operations: &[Operation]) -> Vec<Vec<Operation>> {
     let mut parts: Vec<Vec<Operation>> = Vec::new();
     let mut bytes = 0;
     for operation in operations {
         let size = operation.size();
-        let full = parts
-            .last()
-            .is_none_or(|part| part.len() + 3 > batch::MAX_OPERATIONS || bytes + size > batch::MAX_BYTES - ROOM);
+        let full = parts.last().is_none_or(|part| {
+            part.len() + 3 > operation::MAX_OPERATIONS || bytes + size > operation::MAX_BYTES - ROOM
+        });
         if full {
             parts.push(Vec::new());
             bytes = 0;
@@ -99,7 +103,7 @@ async fn stage_part(
                 return Ok(true);
             }
             BatchOutcome::RolledBack(RolledBack { index: 0, status: 404 | 412, .. }) => {
-                let Some(found) = release::read_latest(engine, &handle.partition, deadline).await? else {
+                let Some(found) = engine.read_latest(&handle.partition, deadline).await? else {
                     return Ok(false);
                 };
                 if !found.document.held_by(&handle.token) {
@@ -117,31 +121,31 @@ async fn stage_part(
     }
 }
 
-/// The instances that this process rolls forward. Several that do it at once only refuse each other's batches, so one does.
+/// The instances that this process roll_forwards forward. Several that do it at once only refuse each other's batches, so one does.
 #[derive(Default)]
-pub(crate) struct Rolls(DashMap<Partition, Arc<Mutex<()>>>);
+pub(crate) struct RollForwards(DashMap<Partition, Arc<Mutex<()>>>);
 
-/// The turn of one that rolls forward.
-struct Roll<'a> {
-    rolls: &'a Rolls,
+/// The turn of one that roll_forwards forward.
+struct RollForward<'a> {
+    roll_forwards: &'a RollForwards,
     partition: &'a Partition,
     guard: Option<OwnedMutexGuard<()>>,
 }
 
-impl Rolls {
-    /// Whether somebody here rolls this instance forward.
+impl RollForwards {
+    /// Whether somebody here roll_forwards this instance forward.
     pub(crate) fn is_under_way(&self, partition: &Partition) -> bool {
         self.0.contains_key(partition)
     }
 
-    /// Waits while somebody here rolls this instance forward.
+    /// Waits while somebody here roll_forwards this instance forward.
     pub(crate) async fn wait(&self, partition: &Partition, deadline: Deadline) -> Result<(), StoreError> {
         self.join(partition, deadline).await.map(drop)
     }
 
-    /// The turn of a call that rolls this instance forward, after those before it.
-    async fn join<'a>(&'a self, partition: &'a Partition, deadline: Deadline) -> Result<Roll<'a>, StoreError> {
-        let mut roll = Roll { rolls: self, partition, guard: None };
+    /// The turn of a call that roll_forwards this instance forward, after those before it.
+    async fn join<'a>(&'a self, partition: &'a Partition, deadline: Deadline) -> Result<RollForward<'a>, StoreError> {
+        let mut roll = RollForward { roll_forwards: self, partition, guard: None };
         let lock = self.0.entry(partition.clone()).or_default().clone();
         let unavailable =
             |_| StoreError::Unavailable { detail: "a turn that is rolled forward does not end".to_owned() };
@@ -150,10 +154,10 @@ impl Rolls {
     }
 }
 
-impl Drop for Roll<'_> {
+impl Drop for RollForward<'_> {
     fn drop(&mut self) {
         self.guard = None;
-        self.rolls.0.remove_if(self.partition, |_, lock| Arc::strong_count(lock) == 1);
+        self.roll_forwards.0.remove_if(self.partition, |_, lock| Arc::strong_count(lock) == 1);
     }
 }
 
@@ -164,32 +168,32 @@ pub(crate) async fn roll_forward(
     partition: &Partition,
     deadline: Deadline,
 ) -> Result<Option<Versioned<InstanceDocument>>, StoreError> {
-    let _roll = engine.rolls.join(partition, deadline).await?;
-    let mut current = release::read_latest(engine, partition, deadline).await?;
+    let _roll = engine.roll_forwards.join(partition, deadline).await?;
+    let mut current = engine.read_latest(partition, deadline).await?;
     // The part that was not there at the last look.
     let mut missing = None;
     let mut applied = false;
     while let Some(found) = current.take() {
-        let Some(rolling) = found.document.rolling.clone() else { return Ok(applied.then_some(found)) };
+        let Some(roll_forward) = found.document.roll_forward.clone() else { return Ok(applied.then_some(found)) };
         applied = false;
-        let id = StagedDocument::document_id(&rolling.key, rolling.next);
+        let id = StagedDocument::document_id(&roll_forward.key, roll_forward.next);
         let part = engine.store.read::<StagedDocument>(partition, &id, Freshness::Authoritative, deadline).await?;
         current = match part {
-            Some(part) => apply(engine, found, &rolling, part.document, &mut applied, deadline).await?,
+            Some(part) => apply(engine, found, &roll_forward, part.document, &mut applied, deadline).await?,
             // Somebody else may have applied it since the document was read.
-            None if missing.as_ref() != Some(&rolling) => {
-                missing = Some(rolling);
-                release::read_latest(engine, partition, deadline).await?
+            None if missing.as_ref() != Some(&roll_forward) => {
+                missing = Some(roll_forward);
+                engine.read_latest(partition, deadline).await?
             }
-            None => return Err(lost_part(partition, &rolling)),
+            None => return Err(lost_part(partition, &roll_forward)),
         };
     }
     Ok(None)
 }
 
 /// A part that nobody has applied and that is not there: something outside this provider has deleted it.
-fn lost_part(partition: &Partition, rolling: &Rolling) -> StoreError {
-    let Rolling { key, parts, next } = rolling;
+fn lost_part(partition: &Partition, roll_forward: &RollForwardProgress) -> StoreError {
+    let RollForwardProgress { key, parts, next } = roll_forward;
     StoreError::Malformed {
         detail: format!(
             "part {} of {parts} of the committed turn {key} of {partition} is missing: restore the document {}, or \
@@ -204,13 +208,13 @@ fn lost_part(partition: &Partition, rolling: &Rolling) -> StoreError {
 async fn apply(
     engine: &Arc<Engine>,
     found: Versioned<InstanceDocument>,
-    rolling: &Rolling,
+    roll_forward: &RollForwardProgress,
     part: StagedDocument,
     applied: &mut bool,
     deadline: Deadline,
 ) -> Result<Option<Versioned<InstanceDocument>>, StoreError> {
     let partition = &part.instance_id;
-    let next = moved_on(&found.document, rolling);
+    let next = moved_on(&found.document, roll_forward);
     let mut operations = part.operations;
     loop {
         let mut whole = Vec::with_capacity(operations.len() + 2);
@@ -219,16 +223,16 @@ async fn apply(
         whole.push(Operation::delete(part.id.clone(), None));
         match engine.store.batch(partition, &whole, deadline).await? {
             BatchOutcome::Committed(committed) => {
-                debug!(instance_id = partition.instance_id(), part = rolling.next, "rolled forward");
+                debug!(instance_id = partition.instance_id(), part = roll_forward.next, "rolled forward");
                 let etag = committed.fence()?;
                 *applied = true;
-                dispatch::announce(engine, partition, &operations, &committed, 1);
+                discovery::announce(engine, partition, &operations, &committed, 1);
                 engine.cache.put(partition, Known { document: next.clone(), etag: etag.clone(), contents: None });
                 return Ok(Some(Versioned { document: next, etag }));
             }
             BatchOutcome::RolledBack(back) if back.index == 0 || back.index > operations.len() => {
                 // Somebody else has applied it, or has changed the document.
-                return release::read_latest(engine, partition, deadline).await;
+                return engine.read_latest(partition, deadline).await;
             }
             BatchOutcome::RolledBack(back) => mend(&mut operations, &back)?,
         }
@@ -236,14 +240,14 @@ async fn apply(
 }
 
 /// The document once the next part is applied.
-fn moved_on(document: &InstanceDocument, rolling: &Rolling) -> InstanceDocument {
+fn moved_on(document: &InstanceDocument, roll_forward: &RollForwardProgress) -> InstanceDocument {
     let mut next = document.clone();
-    if rolling.next + 1 < rolling.parts {
-        next.rolling = Some(Rolling { next: rolling.next + 1, ..rolling.clone() });
+    if roll_forward.next + 1 < roll_forward.parts {
+        next.roll_forward = Some(RollForwardProgress { next: roll_forward.next + 1, ..roll_forward.clone() });
         return next;
     }
-    next.rolling = None;
-    if !next.must_be_looked_at() {
+    next.roll_forward = None;
+    if !next.needs_recovery() {
         next.due = None;
     }
     next
@@ -279,7 +283,7 @@ pub(super) async fn sweep(engine: &Engine, ours: &mut Ours, deadline: Deadline) 
 
 /// Deletes the last parts of a note, and takes them off it, in one batch.
 async fn sweep_chunk(engine: &Engine, ours: &mut Ours, note: Staging, deadline: Deadline) -> Result<(), StoreError> {
-    let left = note.parts.saturating_sub(batch::MAX_OPERATIONS - 1);
+    let left = note.parts.saturating_sub(operation::MAX_OPERATIONS - 1);
     let mut chunk: Vec<DocumentId> =
         (left..note.parts).map(|part| StagedDocument::document_id(&note.key, part)).collect();
     let mut next = ours.document.clone();
@@ -287,7 +291,7 @@ async fn sweep_chunk(engine: &Engine, ours: &mut Ours, note: Staging, deadline: 
     if left > 0 {
         next.staging.push(Staging { parts: left, ..note });
     }
-    if !next.must_be_looked_at() {
+    if !next.needs_recovery() {
         next.due = None;
     }
     loop {
@@ -320,19 +324,20 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn one_call_of_a_process_rolls_an_instance_forward_and_none_leaves_anything_behind() {
-        let (rolls, a, b) = (Rolls::default(), Partition::instance("a").unwrap(), Partition::instance("b").unwrap());
+        let (roll_forwards, a, b) =
+            (RollForwards::default(), Partition::instance("a").unwrap(), Partition::instance("b").unwrap());
         let soon = || Deadline::after(std::time::Duration::from_secs(1));
-        let first = rolls.join(&a, soon()).await.unwrap();
-        assert!(rolls.is_under_way(&a) && !rolls.is_under_way(&b));
-        drop(rolls.join(&b, soon()).await.unwrap());
-        assert!(rolls.join(&a, soon()).await.is_err(), "it waits no longer than its time");
-        let second = rolls.join(&a, soon());
+        let first = roll_forwards.join(&a, soon()).await.unwrap();
+        assert!(roll_forwards.is_under_way(&a) && !roll_forwards.is_under_way(&b));
+        drop(roll_forwards.join(&b, soon()).await.unwrap());
+        assert!(roll_forwards.join(&a, soon()).await.is_err(), "it waits no longer than its time");
+        let second = roll_forwards.join(&a, soon());
         tokio::pin!(second);
         assert!(futures::poll!(&mut second).is_pending());
         drop(first);
-        assert!(rolls.is_under_way(&a));
+        assert!(roll_forwards.is_under_way(&a));
         drop(second.await.unwrap());
-        assert!(!rolls.is_under_way(&a) && rolls.0.is_empty());
+        assert!(!roll_forwards.is_under_way(&a) && roll_forwards.0.is_empty());
     }
 
     #[test]
@@ -342,9 +347,9 @@ mod tests {
             let parts = split(&operations);
             assert_eq!(parts.concat(), operations);
             for part in parts {
-                assert!(part.len() + 2 <= batch::MAX_OPERATIONS);
+                assert!(part.len() + 2 <= operation::MAX_OPERATIONS);
                 let size: usize = part.iter().map(Operation::size).sum();
-                assert!(size + 32 * 1024 <= batch::MAX_BYTES, "{count} of {bytes}: {size}");
+                assert!(size + 32 * 1024 <= operation::MAX_BYTES, "{count} of {bytes}: {size}");
             }
         }
     }

@@ -11,10 +11,11 @@
 //! Crash points: before a batch nothing has happened; after it the lock expires as after any claim.
 
 use super::{claim::Ours, instance_id, load::Loaded, open, release};
+use crate::model::operation;
 use crate::{
+    cosmos::{BatchOutcome, StoreError, Versioned},
     engine::Engine,
-    model::{DocumentId, MessageDocument, Millis},
-    store::{batch, BatchOutcome, Operation, StoreError, Versioned},
+    model::{DocumentId, MessageDocument, Millis, Operation},
 };
 use azure_core::http::Etag;
 use duroxide::providers::WorkItem;
@@ -26,7 +27,7 @@ use tracing::warn;
 const SHORTEST: Millis = 1_000;
 const LONGEST: Millis = 60_000;
 /// So many are put off by one claim: with the instance's document they make one batch. The next claim meets the rest.
-const AT_ONCE: usize = batch::MAX_OPERATIONS - 2;
+const AT_ONCE: usize = operation::MAX_OPERATIONS - 2;
 
 /// A message that this version can't read.
 pub(super) struct UnknownMessage {
@@ -99,7 +100,7 @@ pub(super) async fn set_aside(
         }
         Err(error) => {
             let row = serde_json::to_value(document).unwrap_or_default();
-            // However many there are: an enclosed message must be written out, or the turn's commit would take it along.
+            // However many there are: an inlined message must be written out, or the turn's commit would take it along.
             unknown.messages.extend(UnknownMessage::new(row, etag.clone(), error.to_string()));
             false
         }
@@ -120,7 +121,7 @@ async fn put_off(engine: &Engine, ours: &mut Ours, messages: Vec<UnknownMessage>
     for UnknownMessage { id, etag, mut document, why } in messages {
         warn!(instance_id = partition.instance_id(), %id, why, "left a message for a version that can read it");
         let due = later(document.get("createdAt").and_then(Value::as_u64).unwrap_or(0), now);
-        if ours.document.encloses(&id) {
+        if ours.document.has_inlined(&id) {
             write_out(engine, ours, due).await?;
         } else {
             document.insert("due".to_owned(), Value::from(due));
@@ -130,12 +131,12 @@ async fn put_off(engine: &Engine, ours: &mut Ours, messages: Vec<UnknownMessage>
     open::change_messages(engine, ours, release::in_parts(operations)).await
 }
 
-/// Writes the message out that the instance's document encloses.
+/// Writes the message out that the instance's document has_inlined.
 async fn write_out(engine: &Engine, ours: &mut Ours, due: Millis) -> Result<(), StoreError> {
     let deadline = engine.deadline();
     loop {
         let mut next = ours.document.clone();
-        let Some(message) = next.take_out() else { return Ok(()) };
+        let Some(message) = next.take_inlined() else { return Ok(()) };
         let message = Operation::upsert(&MessageDocument { due, ..message })?;
         let operations = [Operation::replace(instance_id(), &next, Some(&ours.etag))?, message];
         match engine.store.batch(&next.instance_id, &operations, deadline).await? {

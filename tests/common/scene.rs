@@ -136,7 +136,7 @@ pub fn goes_to(request: &WireRequest<'_>, key: &str) -> bool {
 pub fn quiet() -> CosmosDBProviderConfig {
     CosmosDBProviderConfig::default()
         .with_create_if_missing(true)
-        .with_sweep_interval(Duration::from_millis(300))
+        .with_poll_interval(Duration::from_millis(300))
         .with_reconciler_age_threshold(Duration::ZERO)
         .with_read_staleness(Duration::ZERO)
         // A busy machine is no outage.

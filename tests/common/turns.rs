@@ -98,7 +98,7 @@ fn config() -> CosmosDBProviderConfig {
     CosmosDBProviderConfig::default()
         .with_create_if_missing(true)
         // Tests call the reconciler themselves; what is left for it may be taken over at once.
-        .with_sweep_interval(Duration::from_millis(300))
+        .with_poll_interval(Duration::from_millis(300))
         .with_reconciler_age_threshold(Duration::from_millis(1))
         // What another provider has committed is to be seen at once.
         .with_read_staleness(Duration::ZERO)

@@ -25,7 +25,7 @@ pub async fn provider_on(account: &LocalAccount) -> Arc<CosmosDBProvider> {
     let config = CosmosDBProviderConfig::default()
         .with_create_if_missing(true)
         // What one process does is news to another: tests don't wait seconds for it.
-        .with_sweep_interval(Duration::from_millis(200))
+        .with_poll_interval(Duration::from_millis(200))
         .with_reconciler_age_threshold(Duration::from_millis(200));
     let client = account.client().await;
     Arc::new(CosmosDBProvider::new_with_client(&client, config).await.expect("a provider"))

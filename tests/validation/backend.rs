@@ -49,8 +49,9 @@ impl Backend {
         match self.account {
             Account::InProcess(partitions) | Account::Plain(partitions) => {
                 let account = LocalAccount::builder().with_partitions(partitions).build();
-                let hand_over = !matches!(self.account, Account::Plain(_));
-                let config = CosmosDBProviderConfig::default().with_create_if_missing(true).with_hand_over(hand_over);
+                let inline_claims = !matches!(self.account, Account::Plain(_));
+                let config =
+                    CosmosDBProviderConfig::default().with_create_if_missing(true).with_inline_claims(inline_claims);
                 let client = account.client().await;
                 let provider = CosmosDBProvider::new_with_client(&client, config).await.expect("a provider");
                 Made { account, _served: None, provider: Arc::new(provider) }

@@ -100,7 +100,7 @@ fn print(outcome: &Outcome) {
     rows.push(("took".to_owned(), format!("{:.1} min", outcome.took.as_secs_f64() / 60.0)));
     let verdict =
         if broken.is_empty() { "every invariant holds".to_owned() } else { format!("{} BROKEN", broken.len()) };
-    rows.push(("verdict".to_owned(), verdict));
+    rows.push(("state".to_owned(), verdict));
     let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     for (name, value) in rows {
         println!("{name:<width$}  {value}");

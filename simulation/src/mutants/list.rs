@@ -20,8 +20,8 @@ pub const LIST: &[Mutant] = &[
             },
             Edit {
                 file: "src/turn/commit.rs",
-                find: "rolled_back.status == 404 && WorkDocument::is_work_id(id)",
-                replace: "rolled_back.status == 404 && (WorkDocument::is_work_id(id) || MUTANT)",
+                find: "rolled_back.status == 404 && ActivityDocument::is_activity_id(id)",
+                replace: "rolled_back.status == 404 && (ActivityDocument::is_activity_id(id) || MUTANT)",
             },
             Edit {
                 file: "src/turn/commit.rs",
@@ -59,7 +59,7 @@ pub const LIST: &[Mutant] = &[
     },
     Mutant {
         name: "unfenced-sweep",
-        what: "whoever meets an instance sweeps what is staged, also for a turn that is under way",
+        what: "into_inner meets an instance sweeps what is staged, also for a turn that is under way",
         edits: &[Edit {
             file: "src/turn/claim.rs",
             find: "    if let Some(until) = document.locked_until(engine.now()) {",
@@ -155,7 +155,7 @@ pub const LIST: &[Mutant] = &[
     },
     Mutant {
         name: "lock-ignored",
-        what: "a hint says that an activity is free, and its lock is not looked at",
+        what: "a candidate says that an activity is free, and its lock is not looked at",
         edits: &[Edit {
             file: "src/work/claim.rs",
             find: "if document.due > now {",
@@ -191,21 +191,21 @@ pub const LIST: &[Mutant] = &[
         }],
     },
     Mutant {
-        name: "enclosed-message-lost",
+        name: "inlined-message-lost",
         what: "a claim that is given back takes the message along that came with it",
         edits: &[Edit {
             file: "src/turn/release.rs",
-            find: "if let Some(message) = &enclosed {",
-            replace: "if let Some(message) = enclosed.as_ref().filter(|_| !MUTANT) {",
+            find: "if let Some(message) = &inlined {",
+            replace: "if let Some(message) = inlined.as_ref().filter(|_| !MUTANT) {",
         }],
     },
     Mutant {
-        name: "enclosed-message-unseen",
+        name: "inlined-message-unseen",
         what: "nobody looks at a message that is in the document of an instance whose worker has died",
         edits: &[Edit {
             file: "src/model/documents.rs",
-            find: "if self.enclosed.is_some() {",
-            replace: "if self.enclosed.is_some() && !MUTANT {",
+            find: "if self.inlined.is_some() {",
+            replace: "if self.inlined.is_some() && !MUTANT {",
         }],
     },
     Mutant {
@@ -222,8 +222,8 @@ pub const LIST: &[Mutant] = &[
         what: "a roll-forward leaves out the last part of a committed turn",
         edits: &[Edit {
             file: "src/turn/staging.rs",
-            find: "if rolling.next + 1 < rolling.parts {",
-            replace: "if rolling.next + 1 + usize::from(MUTANT) < rolling.parts {",
+            find: "if roll_forward.next + 1 < roll_forward.parts {",
+            replace: "if roll_forward.next + 1 + usize::from(MUTANT) < roll_forward.parts {",
         }],
     },
     Mutant {
@@ -233,13 +233,13 @@ pub const LIST: &[Mutant] = &[
         edits: &[
             Edit {
                 file: "src/turn/claim.rs",
-                find: "if document.rolling.is_some() {",
-                replace: "if document.rolling.is_some() && !MUTANT {",
+                find: "if document.roll_forward.is_some() {",
+                replace: "if document.roll_forward.is_some() && !MUTANT {",
             },
             Edit {
                 file: "src/turn/open.rs",
                 find: "while let Some(lacks) = lacks(&loaded, ours) {",
-                replace: "while let Some(lacks) = lacks(&loaded, ours).filter(|_| !(MUTANT && ours.document.rolling.is_some())) {",
+                replace: "while let Some(lacks) = lacks(&loaded, ours).filter(|_| !(MUTANT && ours.document.roll_forward.is_some())) {",
             },
         ],
     },
@@ -351,7 +351,7 @@ pub const LIST: &[Mutant] = &[
                 find: "let ids = loaded.messages.iter().map(|m| &m.document.id);",
                 replace: "let ids = loaded.messages.iter().map(|m| &m.document.id).filter(|_| !MUTANT);",
             },
-            Edit { file: "src/enqueue.rs", find: "if marks.iter().all(", replace: "if MUTANT || marks.iter().all(" },
+            Edit { file: "src/enqueue.rs", find: "if fingerprints.iter().all(", replace: "if MUTANT || fingerprints.iter().all(" },
         ],
     },
     Mutant {
@@ -372,7 +372,7 @@ pub const LIST: &[Mutant] = &[
         name: "message-before-its-start",
         what: "a queue message that comes before the delivery of a committed start is dropped",
         edits: &[Edit {
-            file: "src/turn/park.rs",
+            file: "src/turn/defer.rs",
             find: "message.orphan_since.is_some_and(came_before)",
             replace: "message.orphan_since.is_some_and(|found| came_before(found) || (MUTANT && !starts.is_empty()))",
         }],

@@ -86,7 +86,7 @@ impl World {
             let administrator = Client::new(provider.clone());
             while !resting.load(Ordering::Relaxed) {
                 let told = match &admin.duty {
-                    Duty::Retention(_) => format!("applies retention: {:?}", provider.retire().await),
+                    Duty::Retention(_) => format!("applies retention: {:?}", provider.apply_retention().await),
                     Duty::Bulk(names) => {
                         let filter = InstanceFilter { instance_ids: Some(names.clone()), ..InstanceFilter::default() };
                         format!("deletes in bulk: {:?}", administrator.delete_instance_bulk(filter).await)

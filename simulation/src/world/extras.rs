@@ -71,7 +71,7 @@ fn inform(plan: &mut Plan, dice: &mut Dice) {
         errand(plan, dice, &format!("herald {n}"), Errand::Run(vec![Step::Inform { messages }]));
     }
     // A worker that claims the activity with the commit would be the one that is stopped.
-    plan.hand_over &= dice.one_in(2);
+    plan.inline_claims &= dice.one_in(2);
     for _ in 0..dice.among(0..=4) {
         let pause = Duration::from_millis(dice.among(300..=5_000));
         plan.traps.push(Trap { moment: Moment::Owes, requests: dice.among(0..=2), pause, frozen: false });

@@ -39,7 +39,7 @@ impl World {
             let counted = self.aside(async move {
                 let provider = worker::open(&account, "last heir", &config).await;
                 // What could not be done is seen below.
-                let _ = provider.retire().await;
+                let _ = provider.apply_retention().await;
                 if is_put_off {
                     // Retention looks again after ten minutes at a tree that it found running.
                     let _ = provider.delete_instance_bulk(InstanceFilter::default()).await;
@@ -79,7 +79,7 @@ impl World {
             let provider = worker::open(&account, &client, &config).await;
             loop {
                 // It is tried again, by this one or another.
-                let _ = provider.retire().await;
+                let _ = provider.apply_retention().await;
                 tokio::time::sleep(Duration::from_millis(200)).await;
             }
         });

@@ -1,7 +1,7 @@
 //! What is due and nobody takes, and who is missing.
 
-use super::{chart::Chart, findings::LATE, Member};
-use crate::model::{InstanceDocument, Millis, Versions, WorkDocument};
+use super::{findings::LATE, snapshot::Snapshot, Member};
+use crate::model::{ActivityDocument, InstanceDocument, Millis, Versions};
 use std::collections::BTreeMap;
 
 /// Something that nobody takes.
@@ -12,25 +12,25 @@ pub(super) struct Late {
 }
 
 /// What of an instance nobody takes.
-pub(super) fn of(chart: &Chart, document: Option<&InstanceDocument>, members: &[Member]) -> Vec<Late> {
+pub(super) fn of(snapshot: &Snapshot, document: Option<&InstanceDocument>, members: &[Member]) -> Vec<Late> {
     let alive: Vec<&Member> = members.iter().filter(|member| member.alive).collect();
-    turns(chart, document, &alive).into_iter().chain(activities(chart, &alive)).collect()
+    turns(snapshot, document, &alive).into_iter().chain(activities(snapshot, &alive)).collect()
 }
 
-fn turns(chart: &Chart, document: Option<&InstanceDocument>, members: &[&Member]) -> Option<Late> {
-    let is_locked = document.is_some_and(|document| document.locked_until(chart.now).is_some());
-    let is_busy = document.is_some_and(|document| document.deleting.is_some() || document.rolling.is_some());
+fn turns(snapshot: &Snapshot, document: Option<&InstanceDocument>, members: &[&Member]) -> Option<Late> {
+    let is_locked = document.is_some_and(|document| document.locked_until(snapshot.now).is_some());
+    let is_busy = document.is_some_and(|document| document.deleting.is_some() || document.roll_forward.is_some());
     // What was claimed is due when the lock has ended.
     let lock = document.and_then(|document| document.lock.as_ref()).map_or(0, |lock| lock.until);
-    let due = chart.messages.iter().map(|(message, _)| message.due.max(lock)).min()?;
-    if is_locked || is_busy || due + LATE >= chart.now {
+    let due = snapshot.messages.iter().map(|(message, _)| message.due.max(lock)).min()?;
+    if is_locked || is_busy || due + LATE >= snapshot.now {
         return None;
     }
-    let waiting = chart.messages.iter().filter(|(message, _)| message.due <= chart.now).count();
+    let waiting = snapshot.messages.iter().filter(|(message, _)| message.due <= snapshot.now).count();
     let pinned = document.and_then(|document| document.pinned.clone());
     let attempts = document.map_or(0, |document| document.claims_since(0));
     let (why, todo) = why_no_turn(pinned.as_deref(), attempts, members);
-    let since = seconds(due, chart.now);
+    let since = seconds(due, snapshot.now);
     let lock = if lock > 0 { ", with a lock that has expired" } else { "" };
     Some(Late {
         subject: "turn".to_owned(),
@@ -74,10 +74,10 @@ fn nobody_asks(does: &str, what: &str, silent: usize) -> String {
     }
 }
 
-fn activities(chart: &Chart, members: &[&Member]) -> Vec<Late> {
+fn activities(snapshot: &Snapshot, members: &[&Member]) -> Vec<Late> {
     // One word for all that wait for the same.
-    let mut groups: BTreeMap<(Option<&str>, Option<&str>), Vec<&WorkDocument>> = BTreeMap::new();
-    for (work, _) in chart.work.values().filter(|(work, _)| work.due + LATE < chart.now) {
+    let mut groups: BTreeMap<(Option<&str>, Option<&str>), Vec<&ActivityDocument>> = BTreeMap::new();
+    for (work, _) in snapshot.work.values().filter(|(work, _)| work.due + LATE < snapshot.now) {
         groups.entry((work.tag.as_deref(), work.session_id.as_deref())).or_default().push(work);
     }
     groups
@@ -85,8 +85,8 @@ fn activities(chart: &Chart, members: &[&Member]) -> Vec<Late> {
         .map(|((tag, session), work)| {
             let due = work.iter().map(|work| work.due).min().unwrap_or_default();
             let attempts = work.iter().map(|work| work.attempts).max().unwrap_or_default();
-            let (why, todo) = why_no_activity(chart, tag, session, attempts, members);
-            let (count, since) = (work.len(), seconds(due, chart.now));
+            let (why, todo) = why_no_activity(snapshot, tag, session, attempts, members);
+            let (count, since) = (work.len(), seconds(due, snapshot.now));
             let named = tag.map_or_else(String::new, |tag| format!(" with tag {tag:?}"));
             let bound = session.map_or_else(String::new, |session| format!(" of session {session:?}"));
             Late {
@@ -99,18 +99,18 @@ fn activities(chart: &Chart, members: &[&Member]) -> Vec<Late> {
 }
 
 fn why_no_activity(
-    chart: &Chart,
+    snapshot: &Snapshot,
     tag: Option<&str>,
     session: Option<&str>,
     attempts: u32,
     members: &[&Member],
 ) -> (String, String) {
     let takes = |member: &&&Member| {
-        let stand = member.activities.as_ref();
-        stand.is_some_and(|stand| match tag {
-            _ if stand.any => true,
-            None => stand.untagged,
-            Some(tag) => stand.tags.iter().any(|of| of == tag),
+        let register = member.activities.as_ref();
+        register.is_some_and(|register| match tag {
+            _ if register.any => true,
+            None => register.untagged,
+            Some(tag) => register.tags.iter().any(|of| of == tag),
         })
     };
     let takers = members.iter().filter(takes).count();
@@ -123,11 +123,12 @@ fn why_no_activity(
         let why = nobody_asks(&format!("runs activities{what}"), "activity", silent);
         return (why, format!("start a worker{with}, or another one, if those that are there are busy"));
     }
-    let held = session.and_then(|session| chart.sessions.get(session)).filter(|held| held.locked_until > chart.now);
+    let held =
+        session.and_then(|session| snapshot.sessions.get(session)).filter(|held| held.locked_until > snapshot.now);
     if let Some(held) = held {
         let owner = &held.owner;
         let is_known = members.iter().any(|member| member.session_owners.contains(owner));
-        let left = seconds(chart.now, held.locked_until);
+        let left = seconds(snapshot.now, held.locked_until);
         if !is_known {
             let why = format!("its session is {owner:?}'s for {left}, and no process that is there is called that");
             return (why, "wait until the session's lock has expired; then any worker takes it".to_owned());

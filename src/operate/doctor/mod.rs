@@ -2,40 +2,40 @@
 //!
 //! SPEC.md, "Doctor", says what must be there, and under which conditions something is written.
 
-mod chart;
 mod findings;
+mod fix;
 mod lateness;
-mod mend;
 mod rebuild;
-mod suspects;
+mod scan;
+mod snapshot;
 
-use super::{fleet, Member};
+use super::{workers, Member};
 use crate::{
+    cosmos::{in_background, StoreError},
     engine::Engine,
+    lifecycle::service_time::ClockSkew,
     model::Partition,
-    skew::Skew,
-    store::{in_background, StoreError},
 };
-use chart::{Chart, Look};
-use findings::Found;
+use findings::DetectedFault;
 use serde::Serialize;
+use snapshot::{Snapshot, SnapshotRead};
 use std::{fmt, sync::Arc, time::Duration};
 use tracing::warn;
 
-pub use mend::Repair;
-pub use suspects::Suspects;
+pub use fix::Repair;
+pub use scan::Scan;
 
 /// Looks at an instance that moves, or whose history a replica may not have yet, before that is said.
 const LOOKS: usize = 5;
 /// The pause between two of them.
 const PAUSE: Duration = Duration::from_millis(300);
 
-/// Finds out why instances stand still. Made by [`CosmosDBProvider::doctor`](crate::CosmosDBProvider::doctor).
+/// Finds out why instances register still. Made by [`CosmosDBProvider::doctor`](crate::CosmosDBProvider::doctor).
 pub struct Doctor {
     engine: Arc<Engine>,
     /// Who is there to take something.
     members: Vec<Member>,
-    skew: Skew,
+    skew: ClockSkew,
 }
 
 /// What is known of the health of an instance.
@@ -145,7 +145,7 @@ impl fmt::Display for Reason {
             Self::HalfDeleted => "half deleted",
             Self::Unreadable => "unreadable",
             Self::Orphan => "orphan",
-            Self::Stray => "stray",
+            Self::Stray => "unreferenced",
             Self::Idle => "idle",
         })
     }
@@ -172,18 +172,18 @@ impl Diagnosis {
 /// A diagnosis, with what it was made of.
 struct Examined {
     diagnosis: Diagnosis,
-    found: Vec<Found>,
-    chart: Option<Box<Chart>>,
+    found: Vec<DetectedFault>,
+    snapshot: Option<Box<Snapshot>>,
 }
 
 impl Doctor {
     pub(super) async fn new(engine: &Arc<Engine>) -> Result<Self, StoreError> {
-        let skew = Skew::measure(engine).await.unwrap_or_else(|error| {
+        let skew = ClockSkew::measure(engine).await.unwrap_or_else(|error| {
             // Somebody who may only read can diagnose. A repair insists.
             warn!(%error, "the service's time is not known: what is late is judged by this machine's clock");
-            Skew::default()
+            ClockSkew::default()
         });
-        Ok(Self { engine: engine.clone(), members: fleet::members(engine, skew.now(engine)).await?, skew })
+        Ok(Self { engine: engine.clone(), members: workers::members(engine, skew.now(engine)).await?, skew })
     }
 
     /// What is wrong with an instance; none where there is nothing of that name. Nothing is changed.
@@ -195,42 +195,43 @@ impl Doctor {
 
     /// Does what the findings of a diagnosis have said that a repair does, as far as it is still so. **Changes** the container.
     pub async fn repair(&self, diagnosis: &Diagnosis) -> Result<Repair, StoreError> {
-        mend::repair(self, diagnosis).await
+        fix::repair(self, diagnosis).await
     }
 
     /// The instances that may be in trouble: of which something waits that nobody takes, and those that run and have not moved for so
     /// long; with `all`, every instance, and whatever has a history.
-    pub fn suspects(&self, unmoved: Duration, all: bool) -> Suspects {
-        Suspects::new(self.engine.clone(), self.skew, unmoved, all)
+    pub fn scan(&self, unmoved: Duration, all: bool) -> Scan {
+        Scan::new(self.engine.clone(), self.skew, unmoved, all)
     }
 
     /// What two looks in a row have found, of the same state of the instance.
-    async fn examine(&self, partition: &Partition, skew: Skew) -> Result<Option<Examined>, StoreError> {
-        let mut before: Option<Vec<Found>> = None;
+    async fn examine(&self, partition: &Partition, skew: ClockSkew) -> Result<Option<Examined>, StoreError> {
+        let mut before: Option<Vec<DetectedFault>> = None;
         for number in 0..LOOKS {
             if number > 1 {
                 tokio::time::sleep(PAUSE).await;
             }
-            let chart = match chart::look(&self.engine, partition, skew.now(&self.engine)).await? {
-                Look::Nothing => return Ok(None),
-                Look::Moved => {
+            let snapshot = match snapshot::look(&self.engine, partition, skew.now(&self.engine)).await? {
+                SnapshotRead::Nothing => return Ok(None),
+                SnapshotRead::Moved => {
                     before = None;
                     continue;
                 }
-                Look::Still(chart) => chart,
+                SnapshotRead::Still(snapshot) => snapshot,
             };
-            let found = findings::of(&chart, &self.members);
+            let found = findings::of(&snapshot, &self.members);
             if found.is_empty() {
-                return Ok(Some(Examined::new(chart, found)));
+                return Ok(Some(Examined::new(snapshot, found)));
             }
-            let is_same = |before: &Vec<Found>| found.iter().all(|found| before.iter().any(|other| other.is(found)));
+            let is_same =
+                |before: &Vec<DetectedFault>| found.iter().all(|found| before.iter().any(|other| other.is(found)));
             // A replica may lag by more than a look takes.
             let in_doubt = found.iter().any(|found| found.finding.reason.may_be_lag());
             let is_last = number + 1 == LOOKS;
             match before {
                 Some(before) if is_last || (is_same(&before) && !in_doubt) => {
                     let agreed = found.into_iter().filter(|found| before.iter().any(|other| other.is(found)));
-                    return Ok(Some(Examined::new(chart, agreed.collect())));
+                    return Ok(Some(Examined::new(snapshot, agreed.collect())));
                 }
                 _ => before = Some(found),
             }
@@ -240,18 +241,18 @@ impl Doctor {
 }
 
 impl Examined {
-    fn new(chart: Box<Chart>, found: Vec<Found>) -> Self {
-        let document = chart.document();
+    fn new(snapshot: Box<Snapshot>, found: Vec<DetectedFault>) -> Self {
+        let document = snapshot.document();
         let diagnosis = Diagnosis {
-            instance: chart.partition.instance_id().unwrap_or_default().to_owned(),
+            instance: snapshot.partition.instance_id().unwrap_or_default().to_owned(),
             name: document.map(|document| document.name.clone()).unwrap_or_default(),
             status: document.and_then(|document| document.status.clone()),
             updated_at: document.filter(|document| document.exists()).map(|document| document.updated_at),
-            state: findings::state(&chart),
+            state: findings::state(&snapshot),
             moves: false,
             findings: found.iter().map(|found| found.finding.clone()).collect(),
         };
-        Self { diagnosis, found, chart: Some(chart) }
+        Self { diagnosis, found, snapshot: Some(snapshot) }
     }
 
     fn moving(partition: &Partition) -> Self {
@@ -264,6 +265,6 @@ impl Examined {
             moves: true,
             findings: Vec::new(),
         };
-        Self { diagnosis, found: Vec::new(), chart: None }
+        Self { diagnosis, found: Vec::new(), snapshot: None }
     }
 }

@@ -1,12 +1,12 @@
 //! The document of an instance, made from what is left of it.
 
 use super::{
-    chart::{Chart, Child},
     findings::custom_status,
+    snapshot::{ChildSnapshot, Snapshot},
 };
 use crate::model::{
-    item, kind, status, Ending, EventSet, ExecutionDocument, InstanceDocument, Millis, Partition, Sealed, Totals,
-    WorkDocument,
+    item, kind, status, ActivityDocument, CountedFigures, Ending, EventSet, ExecutionDocument, InstanceDocument,
+    Millis, Partition, Totals,
 };
 use duroxide::{providers::WorkItem, Event, EventKind};
 
@@ -47,20 +47,21 @@ pub(super) fn execution(partition: &Partition, execution: u64, events: &[Event])
 }
 
 /// Whether there may be more of the history than was seen; how that is known.
-fn lacks(chart: &Chart, events: &[Event]) -> Option<String> {
+fn lacks(snapshot: &Snapshot, events: &[Event]) -> Option<String> {
     let ids: Vec<u64> = events.iter().map(|event| event.event_id).filter(|id| *id != item::POISON_EVENT_ID).collect();
     let last = ids.len() as u64;
     if ids.iter().copied().ne(1..=last) {
         return Some(format!("the history has gaps: {last} events up to {}", ids.last().copied().unwrap_or(0)));
     }
-    if chart.cant_read_any(kind::HISTORY) {
+    if snapshot.cant_read_any(kind::HISTORY) {
         return Some("a part of the history can't be read".to_owned());
     }
-    if !chart.staged.is_empty() {
+    if !snapshot.staged.is_empty() {
         return Some("there are parts of a turn that may have been committed".to_owned());
     }
-    let scheduled = chart.work.keys().filter_map(WorkDocument::identity).filter(|(of, _)| *of == chart.execution);
-    let named = chart.items().filter_map(|item| match item {
+    let scheduled =
+        snapshot.work.keys().filter_map(ActivityDocument::identity).filter(|(of, _)| *of == snapshot.execution);
+    let named = snapshot.items().filter_map(|item| match item {
         WorkItem::ActivityCompleted { execution_id, id, .. }
         | WorkItem::ActivityFailed { execution_id, id, .. }
         | WorkItem::TimerFired { execution_id, id, .. } => Some((*execution_id, *id)),
@@ -68,21 +69,21 @@ fn lacks(chart: &Chart, events: &[Event]) -> Option<String> {
         | WorkItem::SubOrchFailed { parent_execution_id, parent_id, .. } => Some((*parent_execution_id, *parent_id)),
         _ => None,
     });
-    let mut later = scheduled.chain(named.filter(|(of, _)| *of == chart.execution)).map(|(_, id)| id);
+    let mut later = scheduled.chain(named.filter(|(of, _)| *of == snapshot.execution)).map(|(_, id)| id);
     later.find(|id| *id > last).map(|id| format!("the history has {last} events, but something is about event {id}"))
 }
 
 /// The document of the instance, for `token`, which nobody else has; or why it can't be made.
-pub(super) fn instance(chart: &Chart, token: &str) -> Result<InstanceDocument, String> {
-    let mut document = InstanceDocument::new(chart.partition.clone(), token, chart.now);
-    document.parked = chart.messages.iter().any(|(message, _)| message.is_parked());
+pub(super) fn instance(snapshot: &Snapshot, token: &str) -> Result<InstanceDocument, String> {
+    let mut document = InstanceDocument::new(snapshot.partition.clone(), token, snapshot.now);
+    document.deferred = snapshot.messages.iter().any(|(message, _)| message.is_deferred());
     // What a claim has left in place of it may hold a message.
-    document.enclosed = chart.document().and_then(|left| left.enclosed.clone());
-    if chart.turns.is_empty() {
-        return if document.parked { Ok(document) } else { Err("nothing is parked".to_owned()) };
+    document.inlined = snapshot.document().and_then(|left| left.inlined.clone());
+    if snapshot.turns.is_empty() {
+        return if document.deferred { Ok(document) } else { Err("nothing is deferred".to_owned()) };
     }
-    let events = chart.events.as_ref().map_err(Clone::clone)?;
-    if let Some(lacks) = lacks(chart, events) {
+    let events = snapshot.events.as_ref().map_err(Clone::clone)?;
+    if let Some(lacks) = lacks(snapshot, events) {
         return Err(lacks);
     }
     let began = events.iter().find_map(|event| match &event.kind {
@@ -94,24 +95,24 @@ pub(super) fn instance(chart: &Chart, token: &str) -> Result<InstanceDocument, S
     let (first, began_by) = began.ok_or_else(|| "the history does not say what began it".to_owned())?;
     (document.name, document.version, document.parent) = began_by;
     document.pinned = Some(first.duroxide_version.clone());
-    document.born = birth(chart).unwrap_or(document.born);
-    document.execution = chart.execution;
+    document.incarnation = birth(snapshot).unwrap_or(document.incarnation);
+    document.execution = snapshot.execution;
     document.started_at = began_at(events);
-    document.created_at = chart.executions.get(&1).map_or(document.started_at, |first| first.started_at);
+    document.created_at = snapshot.executions.get(&1).map_or(document.started_at, |first| first.started_at);
     document.updated_at = moved(events);
     document.events = ids(events);
-    document.turn = chart.turns.values().map(|turns| turns.len() as u64).sum();
-    let past = chart.executions.values().filter(|past| past.execution < chart.execution);
+    document.turn = snapshot.turns.values().map(|turns| turns.len() as u64).sum();
+    let past = snapshot.executions.values().filter(|past| past.execution < snapshot.execution);
     document.totals = past.fold(Totals { executions: 1, events: events.len() as u64 }, |totals, past| Totals {
         executions: totals.executions + 1,
         events: totals.events + past.events.len(),
     });
     // Executions are numbered from 1 on, and all but the last have ended.
-    document.epoch = chart.execution.saturating_sub(1);
-    let status = chart.status.as_ref().map(|status| status.version);
+    document.epoch = snapshot.execution.saturating_sub(1);
+    let status = snapshot.status.as_ref().map(|status| status.version);
     document.status_version = status.unwrap_or_else(|| u64::from(custom_status(events).is_some()));
     document.status = Some(status::RUNNING.to_owned());
-    document.tally = Some("open".to_owned());
+    document.count_pending = Some("open".to_owned());
     if let Some((status, output)) = end(events) {
         document.epoch += 1;
         document.status = Some(status.to_owned());
@@ -122,27 +123,27 @@ pub(super) fn instance(chart: &Chart, token: &str) -> Result<InstanceDocument, S
         document.output = Some(output).filter(|_| !document.archived);
         if status != status::CONTINUED {
             // Whether it was counted is not known. Those who have ended long ago were.
-            document.tally = None;
-            document.sealed =
-                Some(Sealed { status: status.to_owned(), totals: document.totals, round: token.to_owned() });
+            document.count_pending = None;
+            document.counted =
+                Some(CountedFigures { status: status.to_owned(), totals: document.totals, round: token.to_owned() });
         }
     }
-    if document.must_be_looked_at() {
-        document.due = Some(chart.now);
+    if document.needs_recovery() {
+        document.due = Some(snapshot.now);
     }
     Ok(document)
 }
 
 /// Which of its name it is, by those who know: its children, starts that it has sent, and messages for it.
-fn birth(chart: &Chart) -> Option<String> {
-    let instance = chart.partition.instance_id();
-    let of_child = |child: &Child| {
+fn birth(snapshot: &Snapshot) -> Option<String> {
+    let instance = snapshot.partition.instance_id();
+    let of_child = |child: &ChildSnapshot| {
         let document = child.document.as_ref().filter(|document| document.parent.as_deref() == instance);
-        document.and_then(|document| document.parent_born.clone()).or_else(|| child.sender.clone())
+        document.and_then(|document| document.parent_incarnation.clone()).or_else(|| child.sender.clone())
     };
-    let sent = chart.intents.iter().filter(|intent| intent.document["starts"] == true);
-    let mut sent = sent.filter_map(|intent| intent.document["born"].as_str().map(ToOwned::to_owned));
-    let messages = chart.messages.iter().map(|(message, _)| message).filter(|message| !message.starts);
-    let mut told = messages.filter_map(|message| message.born.clone());
-    chart.children.values().find_map(of_child).or_else(|| sent.next()).or_else(|| told.next())
+    let sent = snapshot.intents.iter().filter(|intent| intent.document["starts"] == true);
+    let mut sent = sent.filter_map(|intent| intent.document["incarnation"].as_str().map(ToOwned::to_owned));
+    let messages = snapshot.messages.iter().map(|(message, _)| message).filter(|message| !message.starts);
+    let mut told = messages.filter_map(|message| message.incarnation.clone());
+    snapshot.children.values().find_map(of_child).or_else(|| sent.next()).or_else(|| told.next())
 }

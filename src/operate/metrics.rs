@@ -1,0 +1,199 @@
+//! The figures of the system and the depths of its queues, without `COUNT`.
+
+use crate::{
+    cosmos::{queries, Deadline, StoreError, Versioned},
+    discovery::shared_result,
+    engine::Engine,
+    lifecycle::{
+        counters::{fold_soon, is_leased, read_counters, WORTH_FOLDING},
+        recovery::deleted_among,
+    },
+    model::{status, CountedFigures, CountersDocument, Deleting, Partition, Totals},
+};
+use azure_core::http::Etag;
+use duroxide::providers::{QueueDepths, SystemMetrics};
+use futures::TryFutureExt;
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
+use tracing::warn;
+
+/// How often the metrics are read again because figures moved meanwhile.
+const LOOKS: usize = 5;
+
+#[derive(Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct OpenRow {
+    instance_id: Partition,
+    #[serde(default)]
+    status: Option<String>,
+    #[serde(default)]
+    totals: Totals,
+    #[serde(default)]
+    counted: Option<CountedFigures>,
+    #[serde(default)]
+    deleting: Option<Deleting>,
+}
+
+impl OpenRow {
+    fn figures(&self) -> Option<CountedFigures> {
+        Some(CountedFigures { status: self.status.clone()?, totals: self.totals, round: String::new() })
+    }
+
+    fn is_to_be_sealed(&self) -> bool {
+        self.deleting.is_none() && self.status.as_deref().is_some_and(status::instance_has_ended)
+    }
+}
+
+/// The figures as they are kept for other processes.
+#[derive(Clone, Serialize, Deserialize)]
+struct SharedMetrics(#[serde(with = "MetricsFields")] SystemMetrics);
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "SystemMetrics", rename_all = "camelCase")]
+struct MetricsFields {
+    total_instances: u64,
+    total_executions: u64,
+    running_instances: u64,
+    completed_instances: u64,
+    failed_instances: u64,
+    total_events: u64,
+}
+
+/// The system's figures, for a member of a fleet those of the last minute.
+pub(crate) async fn shared_system(engine: &Arc<Engine>) -> Result<SystemMetrics, StoreError> {
+    let work_out = system(engine).map_ok(SharedMetrics);
+    Ok(shared_result::get_or_compute(engine, shared_result::SYSTEM_METRICS, work_out).await?.into_inner().0)
+}
+
+/// The system's figures: exact while at most 1,000 instances are open, a lower bound of what runs beyond that.
+async fn system(engine: &Arc<Engine>) -> Result<SystemMetrics, StoreError> {
+    let deadline = engine.deadline();
+    let mut counters = read_counters(engine, deadline).await?;
+    let mut open = open_instances(engine, deadline).await?;
+    for _ in 1..LOOKS {
+        // Figures that moved into the counters between the two questions would be missing from both.
+        let again = read_counters(engine, deadline).await?;
+        if version(again.as_ref()) == version(counters.as_ref()) {
+            break;
+        }
+        counters = again;
+        open = open_instances(engine, deadline).await?;
+    }
+    let counters = counters.map_or_else(CountersDocument::new, |counters| counters.document);
+    // FoldStep is housekeeping: it must not keep a caller from its answer. A note that its fold_lease has left is settled with it.
+    let is_left = !counters.folding.is_empty() && !is_leased(engine, &counters);
+    if is_left || open.rows.iter().filter(|row| row.is_to_be_sealed()).count() >= WORTH_FOLDING {
+        fold_soon(engine);
+    }
+    sum(engine, &counters, &open, deadline).await
+}
+
+fn version(counters: Option<&Versioned<CountersDocument>>) -> Option<&Etag> {
+    counters.map(|counters| &counters.etag)
+}
+
+/// The open instances that can be read, and the partitions of those that can't: they are not counted.
+struct OpenInstances {
+    rows: Vec<OpenRow>,
+    unreadable: HashSet<String>,
+}
+
+async fn open_instances(engine: &Engine, deadline: Deadline) -> Result<OpenInstances, StoreError> {
+    let found = engine.store.query_container(queries::OPEN_INSTANCES.statement().in_background(), deadline).await?;
+    let (rows, unreadable) = found.into_parts();
+    let unreadable: HashSet<String> = unreadable.iter().map(|one| one.partition().to_owned()).collect();
+    if !unreadable.is_empty() {
+        warn!(instances = unreadable.len(), "the metrics are without instances that this version can't read");
+    }
+    Ok(OpenInstances { rows, unreadable })
+}
+
+async fn sum(
+    engine: &Arc<Engine>,
+    counters: &CountersDocument,
+    OpenInstances { rows: open, unreadable }: &OpenInstances,
+    deadline: Deadline,
+) -> Result<SystemMetrics, StoreError> {
+    let mut total = counters.clone();
+    let mut running = 0i64;
+    let rows: HashMap<&str, &OpenRow> = open.iter().map(|row| (row.instance_id.as_str(), row)).collect();
+    for (id, step) in &counters.folding {
+        // Where its document is not open any more, or shows it, the step is taken and not counted yet.
+        if !unreadable.contains(id) && rows.get(id.as_str()).is_none_or(|row| row.counted == step.now) {
+            total.count_step(step);
+        }
+    }
+    let deleted = deleted_among(engine, marked(open), deadline).await?;
+    for row in open {
+        if let Some(counted) = &row.counted {
+            total.count(counted, -1);
+        }
+        if let Some(figures) = row.figures().filter(|_| !deleted.contains(&row.instance_id)) {
+            total.count(&figures, 1);
+            running += i64::from(figures.status == status::RUNNING);
+        }
+    }
+    let figure = |n: i64| u64::try_from(n).unwrap_or(0);
+    Ok(SystemMetrics {
+        total_instances: figure(total.completed + total.failed + total.other),
+        total_executions: figure(total.executions),
+        running_instances: figure(running),
+        completed_instances: figure(total.completed),
+        failed_instances: figure(total.failed),
+        total_events: figure(total.events),
+    })
+}
+
+fn marked(open: &[OpenRow]) -> Vec<(Partition, Deleting)> {
+    open.iter().filter_map(|row| Some((row.instance_id.clone(), row.deleting.clone()?))).collect()
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct MessageDepthRow {
+    instance_id: Partition,
+}
+
+#[derive(Deserialize)]
+struct ActivityDepthRow {
+    /// A lock that can't be read is nobody's.
+    #[serde(default)]
+    until: serde_json::Value,
+}
+
+/// Depths as they are kept for other processes.
+#[derive(Clone, Serialize, Deserialize)]
+struct SharedDepths(#[serde(with = "DepthsFields")] QueueDepths);
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "QueueDepths", rename_all = "camelCase")]
+struct DepthsFields {
+    orchestrator_queue: usize,
+    worker_queue: usize,
+    timer_queue: usize,
+}
+
+/// How much waits, for a member of a fleet in the last minute.
+pub(crate) async fn shared_queue_depths(engine: &Arc<Engine>) -> Result<QueueDepths, StoreError> {
+    let work_out = queue_depths(engine).map_ok(SharedDepths);
+    Ok(shared_result::get_or_compute(engine, shared_result::QUEUE_DEPTHS, work_out).await?.into_inner().0)
+}
+
+/// Unlocked messages and activities: exact up to 1,000 of each.
+async fn queue_depths(engine: &Arc<Engine>) -> Result<QueueDepths, StoreError> {
+    let (deadline, now) = (engine.deadline(), engine.now());
+    let messages = engine.store.query_container(queries::MESSAGE_DEPTH.statement().in_background(), deadline).await?;
+    let messages: Vec<MessageDepthRow> = messages.readable();
+    let work = engine.store.query_container(queries::ACTIVITY_DEPTH.statement().in_background(), deadline).await?;
+    let work: Vec<ActivityDepthRow> = work.readable();
+    // A message is locked with its instance, which only its holder knows without asking for each.
+    let held: std::collections::HashSet<Partition> = engine.turns.iter().map(|t| t.partition.clone()).collect();
+    Ok(QueueDepths {
+        orchestrator_queue: messages.iter().filter(|row| !held.contains(&row.instance_id)).count(),
+        worker_queue: work.iter().filter(|row| row.until.as_u64().is_none_or(|until| until <= now)).count(),
+        timer_queue: 0,
+    })
+}
