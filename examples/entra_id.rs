@@ -1,19 +1,19 @@
-//! Each way to sign in with Entra ID, chosen on the command line.
+//! Signs in with Entra ID. The command line selects the kind of credential.
 //!
 //! ```text
-//! cargo run --example entra_id                                        # an account in this process, and a token of our own
+//! cargo run --example entra_id                                        # a local account, with a custom token
 //!
 //! export COSMOS_ENDPOINT=https://<account>.documents.azure.com/
-//! az login && cargo run --example entra_id -- developer-tools         # you, on your own machine
-//! cargo run --example entra_id -- managed-identity                    # the host's own identity, in Azure
-//! cargo run --example entra_id -- managed-identity --client-id <id>   # a user-assigned one
-//! cargo run --example entra_id -- workload-identity                   # a pod's, in Kubernetes
+//! az login && cargo run --example entra_id -- developer-tools         # a developer, on a local machine
+//! cargo run --example entra_id -- managed-identity                    # the identity of the host, in Azure
+//! cargo run --example entra_id -- managed-identity --client-id <id>   # a user-assigned identity
+//! cargo run --example entra_id -- workload-identity                   # the identity of a pod, in Kubernetes
 //! AZURE_CLIENT_SECRET=... cargo run --example entra_id -- client-secret --tenant-id <id> --client-id <id>
 //! cargo run --example entra_id -- azure-cli                           # any credential of azure_identity
 //! ```
 //!
-//! The identity needs the role Cosmos DB Built-in Data Contributor on the account, and the container must be there
-//! already: Entra ID can't create it through the data plane. `examples/azure/` sets both up.
+//! The identity needs the role Cosmos DB Built-in Data Contributor on the account. The container must exist, because
+//! Entra ID can't create it through the data plane. `examples/azure/` sets up both.
 
 mod common;
 
@@ -38,9 +38,9 @@ struct Options {
 
 #[derive(Subcommand)]
 enum Kind {
-    /// An account in this process that takes a token which the example makes itself (the default)
+    /// An account in this process, with a custom token credential (the default)
     Local,
-    /// Whoever is signed in with `az login` or `azd auth login`
+    /// The user who has signed in with `az login` or `azd auth login`
     DeveloperTools,
     /// The managed identity of the virtual machine, App Service or Container App
     ManagedIdentity {
@@ -57,14 +57,14 @@ enum Kind {
         #[arg(long)]
         tenant_id: Option<String>,
     },
-    /// A service principal, whose secret is in AZURE_CLIENT_SECRET
+    /// A service principal. AZURE_CLIENT_SECRET contains the secret
     ClientSecret {
         #[arg(long, env = "AZURE_TENANT_ID")]
         tenant_id: String,
         #[arg(long, env = "AZURE_CLIENT_ID")]
         client_id: String,
     },
-    /// The Azure CLI alone: how any credential of azure_identity, or one of your own, goes in
+    /// The Azure CLI alone, as an example of any credential of azure_identity
     AzureCli,
 }
 
@@ -83,7 +83,8 @@ async fn run(kind: Kind) -> anyhow::Result<()> {
     let endpoint = std::env::var("COSMOS_ENDPOINT").ok().filter(|value| !value.trim().is_empty());
     let Some(endpoint) = endpoint else {
         bail!(
-            "set COSMOS_ENDPOINT to https://<account>.documents.azure.com/, or leave the credential out to stay local"
+            "set COSMOS_ENDPOINT to https://<account>.documents.azure.com/, \
+             or leave the credential out to use a local account"
         );
     };
     let mut config = CosmosDBProviderConfig::default().with_endpoint(endpoint);
@@ -103,14 +104,14 @@ fn credential(kind: Kind) -> anyhow::Result<Credential> {
         Kind::ManagedIdentity { client_id: None } => Credential::managed_identity(),
         Kind::ManagedIdentity { client_id: Some(id) } => Credential::user_assigned_identity(id),
         Kind::WorkloadIdentity { client_id, tenant_id } => {
-            // What isn't given comes from the pod's environment.
+            // The environment of the pod sets the ids that are `None`.
             let mut identity = WorkloadIdentity::default();
             identity.client_id = client_id;
             identity.tenant_id = tenant_id;
             Credential::WorkloadIdentity(identity)
         }
         Kind::ClientSecret { tenant_id, client_id } => {
-            let secret = std::env::var("AZURE_CLIENT_SECRET").context("AZURE_CLIENT_SECRET holds the secret")?;
+            let secret = std::env::var("AZURE_CLIENT_SECRET").context("set AZURE_CLIENT_SECRET to the secret")?;
             Credential::client_secret(tenant_id, client_id, secret)
         }
         Kind::AzureCli => {
@@ -134,7 +135,7 @@ async fn greet(config: CosmosDBProviderConfig, credential: Credential) -> anyhow
     Ok(())
 }
 
-/// An account served on loopback, whose container an operator made with the key, and which takes one bearer token.
+/// An account on loopback that accepts one bearer token. An operator has created its container with the key.
 async fn prepared_account() -> anyhow::Result<Served> {
     let account = LocalAccount::new();
     let config = CosmosDBProviderConfig::default().with_create_if_missing(true);
@@ -143,12 +144,12 @@ async fn prepared_account() -> anyhow::Result<Served> {
     Ok(account.serve((Ipv4Addr::LOCALHOST, 0).into()).await?)
 }
 
-/// A token credential of one's own: this one always has the same token at hand.
+/// A custom token credential. It always returns the same token.
 #[derive(Debug)]
 struct MyTokens;
 
 impl MyTokens {
-    const TOKEN: &'static str = "a-token-that-only-the-local-account-takes";
+    const TOKEN: &'static str = "a-token-that-only-the-local-account-accepts";
 }
 
 #[async_trait::async_trait]

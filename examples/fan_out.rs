@@ -1,12 +1,12 @@
-//! One orchestration that runs many activities side by side, and shows its progress as it goes.
+//! One orchestration runs many activities in parallel and shows its progress.
 //!
 //! ```text
 //! cargo run --example fan_out                                # 60 activities in waves of 20
 //! cargo run --example fan_out -- --items 300 --wave 100
 //! ```
 //!
-//! The orchestration writes its progress as custom status after each wave, and the client waits for it to change. On a
-//! real account when COSMOS_ENDPOINT or COSMOS_CONNECTION_STRING is set; see `hello_world`.
+//! The orchestration writes its progress as custom status after each wave. The client waits for each change of it.
+//! If COSMOS_ENDPOINT or COSMOS_CONNECTION_STRING is set, the example uses that account; see `hello_world`.
 
 mod common;
 
@@ -21,22 +21,22 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Runs many activities side by side.
+/// Runs many activities in parallel.
 #[derive(Parser)]
 struct Options {
-    /// How many activities
+    /// The number of activities
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=2_000))]
     items: u32,
-    /// How many of them at once
+    /// The number of activities in each wave
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     wave: u32,
-    /// How many activities this process runs at a time
+    /// The number of activities that this process runs at once
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=256))]
     concurrency: u32,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Plan {
+struct SumInput {
     items: u32,
     wave: u32,
 }
@@ -58,8 +58,8 @@ async fn run(options: Options) -> anyhow::Result<()> {
     let client = Client::new(provider.clone());
     let instance = common::unique("squares");
     let (began, meter) = (Instant::now(), common::Meter::start(&provider));
-    let plan = Plan { items: options.items, wave: options.wave };
-    client.start_orchestration_typed(&instance, "SumOfSquares", plan).await?;
+    let input = SumInput { items: options.items, wave: options.wave };
+    client.start_orchestration_typed(&instance, "SumOfSquares", input).await?;
     show_progress(&client, &instance).await?;
     let sum = common::output(&client, &instance, Duration::from_secs(60)).await?;
     println!("{instance}: the sum of {} squares is {sum}", options.items);
@@ -75,22 +75,22 @@ async fn square(_: ActivityContext, n: u64) -> Result<u64, String> {
     Ok(n * n)
 }
 
-async fn sum_of_squares(ctx: OrchestrationContext, plan: Plan) -> Result<u64, String> {
+async fn sum_of_squares(ctx: OrchestrationContext, input: SumInput) -> Result<u64, String> {
     let mut sum = 0;
-    let numbers: Vec<u64> = (1..=u64::from(plan.items)).collect();
+    let numbers: Vec<u64> = (1..=u64::from(input.items)).collect();
     let mut done = 0;
-    for wave in numbers.chunks(plan.wave as usize) {
+    for wave in numbers.chunks(input.wave as usize) {
         let squares = wave.iter().map(|n| ctx.schedule_activity_typed::<u64, u64>("Square", n)).collect();
         for square in ctx.join(squares).await {
             sum += square?;
         }
         done += wave.len();
-        ctx.set_custom_status(format!("{done} of {}", plan.items));
+        ctx.set_custom_status(format!("{done} of {}", input.items));
     }
     Ok(sum)
 }
 
-/// Prints the custom status whenever it has changed, until the end.
+/// Prints each change of the custom status until the instance ends.
 async fn show_progress(client: &Client, instance: &str) -> anyhow::Result<()> {
     let mut seen = 0;
     loop {

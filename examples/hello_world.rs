@@ -1,8 +1,8 @@
-//! One orchestration that calls one activity: its result, and what it cost.
+//! One orchestration calls one activity. The example prints the result and its cost.
 //!
 //! ```text
-//! cargo run --example hello_world              # on an account in this process: no Azure, no Docker
-//! cargo run --example hello_world -- Ada       # greets somebody else
+//! cargo run --example hello_world              # an account in this process: no Azure, no Docker
+//! cargo run --example hello_world -- Ada       # another name
 //! ```
 //!
 //! On a real account, with the variables of `.env.example`:

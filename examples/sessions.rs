@@ -1,14 +1,15 @@
-//! Sessions: activities with one session id run on one worker, so that it can keep what they need in memory.
+//! Sessions: activities with the same session id run on the same worker, which can keep their data in memory.
 //!
 //! ```text
 //! cargo run --example sessions
 //! cargo run --example sessions -- --games 5 --moves 6
 //! ```
 //!
-//! Two workers and a client share an account. Two orchestrations play each game, and every move is an activity on the game's session:
-//! whoever takes the first one loads the board, and gets all the moves that follow, of both orchestrations. A board is
-//! loaded once for each game, not once for each move. On a real account when COSMOS_ENDPOINT or COSMOS_CONNECTION_STRING
-//! is set; see `hello_world`.
+//! Two workers and a client share an account. Two orchestrations play each game. Every move is an activity on the
+//! session of the game. The worker that takes the first move loads the board, and receives all later moves of both
+//! orchestrations. So a board is loaded once for each game, not once for each move.
+//!
+//! If COSMOS_ENDPOINT or COSMOS_CONNECTION_STRING is set, the example uses that account; see `hello_world`.
 
 mod common;
 
@@ -27,13 +28,13 @@ use std::{
     time::Duration,
 };
 
-/// Plays a few games on two workers.
+/// Plays games on two workers.
 #[derive(Parser)]
 struct Options {
-    /// How many games
+    /// The number of games
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=20))]
     games: u32,
-    /// How many moves each player makes in a game
+    /// The number of moves of each player in a game
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=50))]
     moves: u32,
 }
@@ -44,7 +45,7 @@ struct Game {
     moves: u32,
 }
 
-/// What one worker has in memory: the moves made on each board.
+/// The memory of one worker: the number of moves on each board.
 #[derive(Default)]
 struct Boards(Mutex<BTreeMap<String, u32>>);
 
@@ -91,7 +92,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// As three processes would have them: what one enqueues, the others find by polling.
+/// Three providers, as three processes have them. Each one finds the work of the others through the container.
 async fn three_providers() -> anyhow::Result<[Arc<CosmosDBProvider>; 3]> {
     if common::environment_names_an_account() {
         let config = CosmosDBProviderConfig::from_env()?;
@@ -111,14 +112,14 @@ async fn start_worker(name: &str, provider: &Arc<CosmosDBProvider>, boards: &Arc
         .register("Move", move |ctx: ActivityContext, _: String| {
             let (boards, worker) = (boards.clone(), worker.clone());
             async move {
-                // A move takes a while: meanwhile the other worker takes the next game.
+                // During the move the other worker takes the next game.
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 boards.make_move(ctx.session_id(), &worker)
             }
         })
         .build();
     let orchestrations = OrchestrationRegistry::builder().register_typed("Play", play).build();
-    // With a name of its own the whole worker owns its sessions; without one, each of its slots does.
+    // With a node id the whole worker owns its sessions. Without one, each of its activity slots owns its own.
     let options = RuntimeOptions { worker_node_id: Some(name), ..RuntimeOptions::default() };
     Runtime::start_with_options(provider.clone(), activities, orchestrations, options).await
 }

@@ -1,6 +1,7 @@
-//! A worker process as one would deploy it: configured by its environment, checked on start, stopped in order.
+//! A worker process for a deployment: the environment configures it, it checks the account on start, and it shuts down
+//! gracefully.
 //!
-//! Start a local account, a few workers, and talk to them with the tool, each in a terminal of its own:
+//! Start a local account, two workers and an orchestration, each in a terminal of its own:
 //!
 //! ```text
 //! cargo run -p duroxide-cosmos-emulator
@@ -9,12 +10,16 @@
 //! cargo run -p duroxide-cosmos-cli -- start Batch 20
 //! ```
 //!
-//! Without any account the first worker keeps one itself, on port 8081, for as long as it runs. On a real account, set
-//! COSMOS_ENDPOINT and what `.env.example` says about signing in; every option below has a variable too.
+//! Without an account, the first worker serves a local one on port 8081 while it runs. For an account on Azure, set
+//! COSMOS_ENDPOINT and the sign-in variables of `.env.example`. Every option has a variable too.
 //!
-//! What it shows: the account's health on start; logs in text or JSON (`RUST_LOG` says how much); metrics for Prometheus
-//! with `--metrics-port 9090`; SIGTERM and Ctrl-C, on which it stops taking work, finishes what it has, and gives back
-//! what it can't finish in time.
+//! The example contains:
+//!
+//! - a health check of the account on start;
+//! - logs in text or JSON, filtered by `RUST_LOG`;
+//! - metrics for Prometheus, with `--metrics-port 9090`;
+//! - a graceful shutdown on SIGTERM and Ctrl-C: the worker takes no more work, finishes its turns and activities within
+//!   the grace period, and releases the rest.
 
 mod common;
 
@@ -38,28 +43,33 @@ use std::{
 use tracing::info;
 use tracing_subscriber::EnvFilter;
 
-/// Runs the orchestrations of the examples until it is told to stop.
+/// Runs the orchestrations of the examples until a signal stops it.
 #[derive(Parser)]
 struct Options {
-    /// How many turns to run at a time
-    #[arg(long, env = "WORKER_ORCHESTRATIONS", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=256))]
+    /// The number of turns to run at once
+    #[arg(
+        long,
+        env = "WORKER_ORCHESTRATIONS",
+        default_value_t = 4,
+        value_parser = clap::value_parser!(u32).range(1..=256)
+    )]
     orchestrations: u32,
-    /// How many activities to run at a time
+    /// The number of activities to run at once
     #[arg(long, env = "WORKER_ACTIVITIES", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=256))]
     activities: u32,
-    /// A name that stays the same when the worker is restarted, so that it finds its sessions again
+    /// A name that stays the same after a restart, so that the worker finds its sessions again
     #[arg(long, env = "WORKER_NAME")]
     name: Option<String>,
-    /// Seconds to finish what is under way when told to stop; keep it below the host's own patience
+    /// Seconds to finish running work on shutdown. Keep it below the grace period of the host
     #[arg(long, env = "WORKER_GRACE_SECONDS", default_value_t = 20)]
     grace: u64,
-    /// The port to serve metrics for Prometheus on, all interfaces; none if not given
+    /// The port for Prometheus metrics, on all interfaces; without it, no metrics are served
     #[arg(long, env = "WORKER_METRICS_PORT")]
     metrics_port: Option<u16>,
-    /// Seconds after which finished instances go by themselves; they stay if not given
+    /// Seconds after which finished instances are deleted; without it, they stay
     #[arg(long, env = "WORKER_RETAIN_SECONDS")]
     retain: Option<u64>,
-    /// How to write logs
+    /// The format of the logs
     #[arg(long, env = "WORKER_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
 }
@@ -78,7 +88,7 @@ async fn main() -> ExitCode {
 async fn run(options: Options) -> anyhow::Result<()> {
     init_logging(options.log_format);
     init_metrics(options.metrics_port)?;
-    let served = keep_account_where_there_is_none().await?;
+    let served = serve_account_if_missing().await?;
     let provider = open(options.retain.map(Duration::from_secs)).await?;
     check_health(&provider).await?;
 
@@ -90,11 +100,11 @@ async fn run(options: Options) -> anyhow::Result<()> {
     )
     .await;
     let names: Vec<_> = workflows::ORCHESTRATIONS.iter().map(|(name, ..)| *name).collect();
-    info!(orchestrations = names.join(", "), "working; stop with Ctrl-C");
-    let signal = told_to_stop().await?;
+    info!(orchestrations = names.join(", "), "the worker runs; stop it with Ctrl-C");
+    let signal = stop_signal().await?;
     info!(signal, grace_seconds = options.grace, "stopping");
 
-    // First the runtime, which finishes or gives back what it holds; then the provider, which delivers what was committed.
+    // The runtime comes first: it finishes or releases its work. Then the provider delivers the committed messages.
     runtime.shutdown(Some(options.grace * 1_000)).await;
     provider.shutdown().await;
     let spent = provider.request_statistics();
@@ -106,8 +116,8 @@ async fn run(options: Options) -> anyhow::Result<()> {
 }
 
 fn init_logging(format: LogFormat) {
-    let by_default = "info,azure_data_cosmos=warn,azure_data_cosmos_driver=warn,hyper=warn";
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(by_default));
+    let default_filter = "info,azure_data_cosmos=warn,azure_data_cosmos_driver=warn,hyper=warn";
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default_filter));
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
@@ -118,23 +128,25 @@ fn init_logging(format: LogFormat) {
     }
 }
 
-/// duroxide and the provider report through the `metrics` facade: whatever recorder is installed before they start gets it all.
+/// Installs a recorder. duroxide and the provider report through the `metrics` facade to the recorder that is installed
+/// before they start.
 fn init_metrics(port: Option<u16>) -> anyhow::Result<()> {
     let Some(port) = port else { return Ok(()) };
     let exporter = PrometheusBuilder::new().with_http_listener((Ipv4Addr::UNSPECIFIED, port));
-    exporter.install().with_context(|| format!("metrics can't be served on port {port} (--metrics-port)"))?;
+    exporter.install().with_context(|| format!("can't serve metrics on port {port} (--metrics-port)"))?;
     info!(port, "serving metrics at /metrics");
     Ok(())
 }
 
-async fn keep_account_where_there_is_none() -> anyhow::Result<Option<Served>> {
+/// Serves a local account if the environment names none and none answers on its port.
+async fn serve_account_if_missing() -> anyhow::Result<Option<Served>> {
     if common::is_shared_account_there().await {
         return Ok(None);
     }
     let served = LocalAccount::new().serve(common::LOCAL_ACCOUNT).await?;
     info!(
         endpoint = served.endpoint(),
-        "no account in the environment and none on this port: keeping one in memory for as long as this worker runs"
+        "no account in the environment and none on this port: this worker serves one in memory while it runs"
     );
     Ok(Some(served))
 }
@@ -148,11 +160,17 @@ async fn open(retain: Option<Duration>) -> anyhow::Result<Arc<CosmosDBProvider>>
     let database = config.database().to_owned();
     let began = Instant::now();
     let provider = CosmosDBProvider::new_with_config(config).await.with_context(|| format!("opening {endpoint}"))?;
-    info!(endpoint, database, container, took_ms = began.elapsed().as_millis() as u64, "the account is there and fits");
+    info!(
+        endpoint,
+        database,
+        container,
+        took_ms = began.elapsed().as_millis() as u64,
+        "the account and its container can be used"
+    );
     Ok(Arc::new(provider))
 }
 
-/// Opening has shown that the container can be found; this shows that its documents can be read.
+/// Reads documents. Opening the provider has only shown that the container exists and fits.
 async fn check_health(provider: &Arc<CosmosDBProvider>) -> anyhow::Result<()> {
     let client = Client::new(provider.clone());
     let metrics = client.get_system_metrics().await.context("reading the account's documents")?;
@@ -163,7 +181,7 @@ async fn check_health(provider: &Arc<CosmosDBProvider>) -> anyhow::Result<()> {
         failed = metrics.failed_instances,
         messages = queues.orchestrator_queue,
         activities = queues.worker_queue,
-        "what is there"
+        "state of the container"
     );
     Ok(())
 }
@@ -179,17 +197,17 @@ fn runtime_options(options: &Options) -> RuntimeOptions {
 
 /// Waits for Ctrl-C or, as container hosts and systemd send it, SIGTERM.
 #[cfg(unix)]
-async fn told_to_stop() -> anyhow::Result<&'static str> {
+async fn stop_signal() -> anyhow::Result<&'static str> {
     use tokio::signal::unix::{signal, SignalKind};
-    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM can't be waited for")?;
+    let mut terminate = signal(SignalKind::terminate()).context("can't wait for SIGTERM")?;
     tokio::select! {
-        pressed = tokio::signal::ctrl_c() => pressed.map(|()| "Ctrl-C").context("Ctrl-C can't be waited for"),
+        pressed = tokio::signal::ctrl_c() => pressed.map(|()| "Ctrl-C").context("can't wait for Ctrl-C"),
         _ = terminate.recv() => Ok("SIGTERM"),
     }
 }
 
 /// Waits for Ctrl-C.
 #[cfg(not(unix))]
-async fn told_to_stop() -> anyhow::Result<&'static str> {
-    tokio::signal::ctrl_c().await.map(|()| "Ctrl-C").context("Ctrl-C can't be waited for")
+async fn stop_signal() -> anyhow::Result<&'static str> {
+    tokio::signal::ctrl_c().await.map(|()| "Ctrl-C").context("can't wait for Ctrl-C")
 }

@@ -1,4 +1,5 @@
-//! What the rooms share: the container, the clock, what this process holds and knows.
+//! The engine: state that the protocols share. It has the container, the clock, the caches, and the turns and
+//! activities that this process holds.
 
 use crate::{
     activity::ActivityHandle,
@@ -7,7 +8,7 @@ use crate::{
     discovery::Discovery,
     model::{Clock, DocumentId, InstanceDocument, Millis, Partition, Sequencer},
     queue::LocalQueue,
-    turn::{cache::InstanceCache, reads::Reads, staging::RollForwards, TurnHandle},
+    turn::{cache::InstanceCache, reads::HistoryReads, staging::RollForwards, TurnHandle},
 };
 use async_trait::async_trait;
 use azure_core::http::Etag;
@@ -65,7 +66,7 @@ impl States {
     }
 }
 
-/// The provider's inside. Tasks that outlive a call hold it.
+/// The inside of a provider. Tasks that outlive a call hold a reference to it.
 pub(crate) struct Engine {
     pub(crate) store: Store,
     pub(crate) config: CosmosDBProviderConfig,
@@ -75,15 +76,15 @@ pub(crate) struct Engine {
     pub(crate) turns: DashMap<String, Arc<TurnHandle>>,
     /// Activities that this process holds, by token.
     pub(crate) activities: DashMap<String, Arc<ActivityHandle>>,
-    /// Sessions that workers of this process have taken: as whom, and until when their locks last at least.
+    /// Sessions that workers of this process have claimed, with their owner. The time is the earliest end of the lock.
     pub(crate) sessions: DashMap<String, (String, Millis)>,
     pub(crate) cache: InstanceCache,
-    pub(crate) reads: Reads,
+    pub(crate) reads: HistoryReads,
     pub(crate) roll_forwards: RollForwards,
     pub(crate) discovery: Discovery,
-    /// Dispatchers that wait, and what was claimed for them by what made it.
+    /// Waiting dispatchers, and the items that inline claims have made ready for them.
     pub(crate) queue: LocalQueue,
-    /// State of modules above this one: each keeps a type of its own here.
+    /// The state of modules above this one. Each module has a type of its own here.
     states: States,
     lifecycle: Box<dyn Lifecycle>,
     /// Cancelled when the provider is dropped.
@@ -99,7 +100,7 @@ impl Engine {
             cache: InstanceCache::new(config.history_cache_bytes()),
             discovery: Discovery::new(&config),
             queue: LocalQueue::default(),
-            reads: Reads::default(),
+            reads: HistoryReads::default(),
             roll_forwards: RollForwards::default(),
             turns: DashMap::new(),
             activities: DashMap::new(),
@@ -119,12 +120,12 @@ impl Engine {
         self.lifecycle.as_ref()
     }
 
-    /// The state of type `T` of this provider, made on first use. The type is private to the module that owns the state.
+    /// The state of type `T`, created on first use. The type is private to the module that owns the state.
     pub(crate) fn state<T: Any + Default + Send + Sync>(&self) -> Arc<T> {
         self.states.get()
     }
 
-    /// The instance document, as the write region has it.
+    /// Reads the instance document in the write region.
     pub(crate) async fn read_latest(
         &self,
         partition: &Partition,
@@ -133,7 +134,7 @@ impl Engine {
         self.store.read(partition, &InstanceDocument::document_id(), Freshness::Authoritative, deadline).await
     }
 
-    /// The present by the provider's clock.
+    /// The present time by the provider's clock.
     pub(crate) fn now(&self) -> Millis {
         self.clock.now()
     }
@@ -143,7 +144,7 @@ impl Engine {
         Deadline::after(self.config.operation_timeout())
     }
 
-    /// The time of a query that may have many pages: each page has as long as a call that has no lock.
+    /// The time limit of a query that may have many pages. Each page has as much time as a call without a lock.
     pub(crate) fn per_page(&self) -> QueryTimeout {
         QueryTimeout::PerPage(self.config.operation_timeout())
     }
@@ -153,23 +154,27 @@ impl Engine {
         Deadline::after(Duration::from_millis(until.saturating_sub(self.now())))
     }
 
-    /// A token that nobody else has.
+    /// A new unique token.
     pub(crate) fn new_token(&self) -> String {
         self.config.randomness().token()
     }
 
-    /// Forgets turns and activities whose locks expired long ago: their callers have gone away without a word.
+    /// Forgets turns and activities whose locks expired long ago. Their callers are gone without an ack.
     pub(crate) fn forget_expired(&self) {
         const LONG_AGO: Millis = 10 * 60 * 1_000;
         let before = self.now().saturating_sub(LONG_AGO);
-        // A state that is in use right now is not forgotten.
+        // An entry whose state is in use is kept.
         self.turns.retain(|_, turn| turn.state.try_lock().map_or(true, |state| state.until > before));
-        self.activities.retain(|_, work| work.state.try_lock().map_or(true, |state| state.until > before));
+        self.activities.retain(|_, activity| activity.state.try_lock().map_or(true, |state| state.until > before));
     }
 
-    /// Waits while a write of unknown outcome may still arrive: until the lock that it would take ends, or the document is
-    /// not the one any more that the write depends on; `condition` is none where it depends on there being none. A request
-    /// does not arrive more than a minute after it was sent.
+    /// Waits while a write of unknown outcome may still arrive. It returns
+    ///
+    /// - when the lock that the write would set ends,
+    /// - when the document is no longer the one on which the write depends, or
+    /// - after a minute, because a request does not arrive later than that.
+    ///
+    /// `condition` is `None` if the write depends on the absence of the document.
     pub(crate) async fn until_settled(
         &self,
         partition: &Partition,
@@ -190,8 +195,8 @@ impl Engine {
         }
     }
 
-    /// Releases a lock that ends at `until` or earlier. During an outage it tries again until then: after its end nothing is
-    /// left to release.
+    /// Releases a lock that ends at `until` or earlier. During an outage it tries again until then. After that time
+    /// there is nothing to release.
     pub(crate) async fn until_released<F: Future<Output = Result<(), StoreError>>>(
         &self,
         until: Millis,
@@ -200,14 +205,14 @@ impl Engine {
         until_released(&self.clock, until, release).await
     }
 
-    /// Runs a task that outlives the call which began it.
+    /// Runs a task that outlives the call that started it.
     pub(crate) fn spawn<F>(&self, task: F)
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        // What is dropped after its runtime has gone can't do anything more.
+        // After the end of the tokio runtime no task can run any more.
         if tokio::runtime::Handle::try_current().is_ok() {
-            // Tasks have kilobytes of state, which the runtime would move several times.
+            // Boxed, because a task has kilobytes of state, which the runtime would move several times.
             self.tasks.spawn(Box::pin(task));
         }
     }
@@ -232,7 +237,7 @@ mod tests {
     use tokio::time::Instant;
 
     #[tokio::test(start_paused = true)]
-    async fn a_lock_is_released_after_an_outage_of_any_length_as_long_as_it_lasts() {
+    async fn a_lock_is_released_after_an_outage_of_any_length_while_it_lasts() {
         const OUTAGE: Duration = Duration::from_secs(600);
         let begin = Instant::now();
         let clock = Clock::from_fn(move || u64::try_from(begin.elapsed().as_millis()).unwrap());
@@ -245,7 +250,7 @@ mod tests {
         };
         assert!(until_released(&clock, 300_000, release).await.is_err(), "the lock has ended");
         assert!(until_released(&clock, 3_600_000, release).await.is_ok());
-        let refuse = |_| async { Err(StoreError::Malformed { detail: "it would be refused again".to_owned() }) };
-        assert!(until_released(&clock, u64::MAX, refuse).await.is_err(), "repeating it is of no use");
+        let refuse = |_| async { Err(StoreError::Malformed { detail: "a permanent error".to_owned() }) };
+        assert!(until_released(&clock, u64::MAX, refuse).await.is_err(), "a permanent error is not retried");
     }
 }

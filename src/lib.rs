@@ -1,10 +1,13 @@
 //! A [duroxide](https://docs.rs/duroxide) storage provider on Azure Cosmos DB.
 //!
-//! duroxide runs orchestrations that survive crashes: it replays their history, and the provider keeps it, with the queues
-//! of messages and activities. This one keeps all of it in one container of an Azure Cosmos DB account, through
-//! Microsoft's SDK, and signs in with Entra ID or an account key. Any number of processes share a container.
+//! duroxide runs orchestrations that survive crashes. It replays their history, and the provider stores that history
+//! and the queues of messages and activities. This provider stores all of it in one container of an Azure Cosmos DB
+//! account, through Microsoft's SDK. It signs in with Entra ID or an account key. Any number of processes share a
+//! container.
 //!
-//! # From nothing to a running worker
+//! **Status:** unreleased. Tested on a local account. Nothing has run on Azure yet.
+//!
+//! # Getting started
 //!
 //! ```toml
 //! [dependencies]
@@ -13,21 +16,27 @@
 //! tokio = { version = "1", features = ["macros", "rt-multi-thread"] }
 //! ```
 //!
-//! An orchestration is deterministic code that calls activities, which do the work; a runtime runs both, and a client
-//! starts them, from this process or another:
+//! An orchestration is deterministic code that calls activities. Activities do the work. A runtime runs both. A client
+//! starts orchestrations, in the same process or in another:
 //!
-//! ```no_run
+#![cfg_attr(feature = "key_auth", doc = "```")]
+#![cfg_attr(not(feature = "key_auth"), doc = "```no_run")]
 //! use std::{error::Error, sync::Arc, time::Duration};
 //!
 //! use duroxide::{
 //!     runtime::{registry::ActivityRegistry, Runtime},
-//!     ActivityContext, Client, OrchestrationContext, OrchestrationRegistry,
+//!     ActivityContext, Client, OrchestrationContext, OrchestrationRegistry, OrchestrationStatus,
 //! };
 //! use duroxide_cosmos::CosmosDBProvider;
 //!
 //! #[tokio::main]
 //! async fn main() -> Result<(), Box<dyn Error>> {
-//!     // COSMOS_ENDPOINT and how to sign in: see below.
+//! #     use duroxide_cosmos_emulator::{LocalAccount, EMULATOR_KEY};
+//! #     let account = LocalAccount::new();
+//! #     let served = account.serve("127.0.0.1:0".parse()?).await?;
+//! #     std::env::set_var("COSMOS_ENDPOINT", served.endpoint());
+//! #     std::env::set_var("COSMOS_KEY", EMULATOR_KEY);
+//!     // COSMOS_ENDPOINT names the account. "Signing in" below describes the other variables.
 //!     let provider = Arc::new(CosmosDBProvider::from_env().await?);
 //!
 //!     let activities = ActivityRegistry::builder()
@@ -42,7 +51,8 @@
 //!
 //!     let client = Client::new(provider.clone());
 //!     client.start_orchestration("hello-1", "Hello", "Cosmos").await?;
-//!     println!("{:?}", client.wait_for_orchestration("hello-1", Duration::from_secs(30)).await?);
+//!     let status = client.wait_for_orchestration("hello-1", Duration::from_secs(30)).await?;
+//!     assert!(matches!(status, OrchestrationStatus::Completed { output, .. } if output == "Hello, Cosmos!"));
 //!
 //!     runtime.shutdown(None).await;
 //!     provider.shutdown().await;
@@ -50,54 +60,59 @@
 //! }
 //! ```
 //!
-//! The repository runs the same without Azure, on an account in memory: `cargo run --example hello_world`. Its `worker`
-//! example is a process to deploy, with health check, metrics and graceful shutdown, and `examples/azure` has the Bicep
-//! template that goes with it.
+//! The repository runs the same example without Azure, on an account in memory: `cargo run --example hello_world`. The
+//! example `worker` is a process to deploy, with a health check, metrics and graceful shutdown. The folder
+//! `examples/azure` has a Bicep template for it.
 //!
 //! # Signing in
 //!
-//! [`CosmosDBProvider::from_env`] takes the endpoint and the credential from the environment; the table of variables is at
-//! [`CosmosDBProviderConfig::from_env`]. In code, [`CosmosDBProviderConfig`] takes any [`Credential`]:
+//! [`CosmosDBProvider::from_env`] takes the endpoint and the credential from environment variables.
+//! [`CosmosDBProviderConfig::from_env`] lists them. In code, [`CosmosDBProviderConfig`] accepts any [`Credential`]:
 //!
 //! ```no_run
 //! use duroxide_cosmos::{CosmosDBProvider, CosmosDBProviderConfig, Credential};
 //!
 //! # async fn open() -> Result<(), duroxide_cosmos::ConnectError> {
 //! let config = CosmosDBProviderConfig::default()
-//!     .with_endpoint("https://myaccount.documents.azure.com/")
+//!     .with_endpoint("https://my-account.documents.azure.com/")
 //!     .with_credential(Credential::managed_identity());
 //! let provider = CosmosDBProvider::new_with_config(config).await?;
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! With an account key the provider creates the database and the container where they are missing. **Entra ID can't**,
-//! whatever its role: create them first, with [`container_properties`] or the templates in the repository, and give the
-//! identity the role *Cosmos DB Built-in Data Contributor*. A container that does not fit is refused with the command that
-//! mends it.
+//! With an account key the provider creates the database and the container if they do not exist. **An Entra ID identity
+//! cannot create them**, whatever its role. Create them first, with [`container_properties`] or the templates in the
+//! repository, and give the identity the role *Cosmos DB Built-in Data Contributor*. If the container does not fit, the
+//! provider returns an error with the command that repairs it.
 //!
-//! # What it promises
+//! # Guarantees
 //!
-//! - A turn commits whole or not at all, at any size, and exactly once, also when the answer to the commit is lost.
-//! - A worker that lost its lock can't commit, whatever its clock says: every write of a turn is conditional on the instance's
-//!   document as that worker last wrote it.
-//! - Messages between instances arrive exactly once, also when the process that sent them dies.
-//! - Throttling and short outages are ridden out inside; what can't be is an error that says what to do. No message, and
-//!   no `Debug`, shows a key, a token or a connection string.
+//! - A turn commits as a whole or not at all, at any size, exactly once, even if the answer to the commit is lost.
+//! - A worker that lost its lock cannot commit, whatever its clock says. Every write of a turn is conditional on the
+//!   instance document as that worker last wrote it.
+//! - A message between instances arrives exactly once, even if the sending process dies. Activities run at least once.
+//! - The provider retries throttled and failed requests while the caller's lock lasts. Every other error names the
+//!   remedy.
+//! - No error, log line or `Debug` output contains a key, a token or a connection string.
 //!
-//! The account must have **one write region**: with several, conflicting writes are merged after the fact.
+//! The account must have **one write region**. With several, Cosmos DB merges conflicting writes after they were
+//! accepted.
 //!
-//! # What it costs
+//! # Cost
 //!
-//! [`CosmosDBProvider::request_statistics`] counts requests and request units by kind of operation. The same, with retries, races
-//! and the age of undelivered messages, goes to whatever recorder of the [`metrics`](https://docs.rs/metrics) facade is
-//! installed, as `duroxide_cosmos_*` beside duroxide's own `duroxide_*`.
+//! [`CosmosDBProvider::request_statistics`] counts requests and request units by kind of operation. The provider also
+//! reports them to the recorder of the [`metrics`](https://docs.rs/metrics) facade, with retries, claim races and the
+//! age of undelivered messages. Their names begin with `duroxide_cosmos_`, beside duroxide's own `duroxide_`.
 //!
 //! # Features
 //!
-//! `key_auth`, on by default, allows account keys and connection strings. Without it only Entra ID signs in.
+//! `key_auth`, on by default, allows account keys and connection strings. Without it only Entra ID can sign in.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
+#![warn(unreachable_pub)]
+// Time and randomness come from the configuration: see `clippy.toml`.
+#![warn(clippy::disallowed_methods)]
 
 mod activity;
 mod config;
@@ -115,10 +130,7 @@ mod telemetry;
 mod turn;
 
 pub use config::{ConfigError, CosmosDBProviderConfig, Retention, Throughput};
-pub use cosmos::{
-    connect::{client, ConnectError},
-    OperationKind, OperationStatistics, RequestStatistics, StoreError,
-};
+pub use cosmos::{client, ConnectError, OperationKind, OperationStatistics, RequestStatistics, StoreError};
 #[cfg(feature = "key_auth")]
 pub use credential::ConnectionString;
 pub use credential::{Cloud, Credential, ManagedIdentity, WorkloadIdentity};
@@ -126,14 +138,16 @@ pub use model::{Clock, Randomness, Slot, SlotRange, SLOTS};
 pub use model::{EqualShares, LeaseProvider, MemberPosition};
 pub use provider::CosmosDBProvider;
 
-/// The properties that the provider's container must have: partition key, index and time to live.
+/// Returns the properties that the provider's container must have: partition key, indexing policy and time to live.
 ///
-/// For those who create the container themselves, as is needed with Entra ID. The provider makes one with the same
-/// properties where it may, and checks them in one that is there.
+/// Use it to create the container yourself, which is necessary with Entra ID. The provider creates a container with the
+/// same properties if it is allowed to, and checks them in an existing one.
 ///
-/// ```no_run
-/// # async fn create(client: azure_data_cosmos::CosmosClient) -> Result<(), azure_data_cosmos::CosmosError> {
-/// // With a client that signs in with the account's key, and the SDK's feature `control_plane`.
+/// ```
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), azure_data_cosmos::CosmosError> {
+/// # let client = duroxide_cosmos_emulator::LocalAccount::new().client().await;
+/// // This needs a client that signs in with the account key, and the SDK's feature `control_plane`.
 /// client.create_database("duroxide", None).await?;
 /// let database = client.database_client("duroxide");
 /// database.create_container(duroxide_cosmos::container_properties("duroxide"), None).await?;
@@ -141,10 +155,10 @@ pub use provider::CosmosDBProvider;
 /// # }
 /// ```
 pub fn container_properties(name: &str) -> azure_data_cosmos::models::ContainerProperties {
-    cosmos::bootstrap::properties(name)
+    cosmos::container_properties(name)
 }
 
-/// The README's code, which compiles as long as this does.
+/// Compiles the code blocks of the README as doctests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct ReadmeExamples;

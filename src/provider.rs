@@ -1,19 +1,20 @@
-//! The provider: how it is made, and duroxide's traits, each method of which delegates to its room.
+//! The provider: how it is opened and closed, and duroxide's provider traits. Each trait method delegates to a
+//! protocol.
 
 use crate::{
     activity::{self, complete, session},
     config::CosmosDBProviderConfig,
-    cosmos::{bootstrap, connect, connect::ConnectError, queries, RequestStatistics, StoreError},
+    cosmos::{self, queries, ConnectError, RequestStatistics, StoreError},
     credential::TokenCache,
     discovery,
     engine::Engine,
-    lifecycle::{delete, prune, retention, shutdown, trees, Duties},
+    lifecycle::{delete, delete_bulk, prune, retention, shutdown, trees, LifecycleTasks},
     operate::{inspect, metrics},
     outbox,
     turn::{self, commit, plan::Ack, release},
 };
-mod run_to_completion;
 
+mod run_to_completion;
 use async_trait::async_trait;
 use azure_data_cosmos::CosmosClient;
 use duroxide::{
@@ -29,14 +30,46 @@ use std::{collections::HashMap, fmt, future::Future, sync::Arc, time::Duration};
 
 /// A duroxide storage provider on one container of an Azure Cosmos DB account.
 ///
-/// Several providers, in one process or in many, share a container. Dropping a provider stops its background work; what it
-/// holds then is released when its locks expire.
+/// Any number of providers share a container, in one process or in many. Dropping a provider stops its background work.
+/// The locks that it holds then expire. Call [`shutdown`](Self::shutdown) to release them at once.
+///
+/// ```
+/// # use duroxide_cosmos_emulator::LocalAccount;
+/// use duroxide_cosmos::{CosmosDBProvider, CosmosDBProviderConfig};
+///
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), duroxide_cosmos::ConnectError> {
+/// # let client = LocalAccount::new().client().await;
+/// // `client` is an `azure_data_cosmos::CosmosClient`.
+/// let config = CosmosDBProviderConfig::default().with_create_if_missing(true);
+/// let provider = CosmosDBProvider::new_with_client(&client, config).await?;
+/// println!("{} requests so far", provider.request_statistics().requests());
+/// provider.shutdown().await;
+/// # Ok(())
+/// # }
+/// ```
 pub struct CosmosDBProvider {
     engine: Arc<Engine>,
 }
 
 impl CosmosDBProvider {
-    /// Signs in with an account key and opens the container `duroxide` of `database`, making both where they are missing.
+    /// Signs in with an account key and opens the container `duroxide` of `database`. Creates both if they do not
+    /// exist.
+    ///
+    /// ```
+    /// # use duroxide_cosmos_emulator::{LocalAccount, EMULATOR_KEY};
+    /// use duroxide_cosmos::CosmosDBProvider;
+    ///
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let served = LocalAccount::new().serve("127.0.0.1:0".parse()?).await?;
+    /// # let (endpoint, key) = (served.endpoint(), EMULATOR_KEY.to_owned());
+    /// // `endpoint` is such as https://my-account.documents.azure.com/
+    /// let provider = CosmosDBProvider::new(endpoint, key, "my-database").await?;
+    /// # provider.shutdown().await;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[cfg(feature = "key_auth")]
     pub async fn new(
         endpoint: impl Into<String>,
@@ -51,19 +84,40 @@ impl CosmosDBProvider {
     }
 
     /// Opens the container that `config` names.
+    ///
+    /// ```no_run
+    /// use duroxide_cosmos::{CosmosDBProvider, CosmosDBProviderConfig, Credential};
+    ///
+    /// # async fn open() -> Result<(), duroxide_cosmos::ConnectError> {
+    /// let config = CosmosDBProviderConfig::default()
+    ///     .with_endpoint("https://my-account.documents.azure.com/")
+    ///     .with_credential(Credential::managed_identity());
+    /// let provider = CosmosDBProvider::new_with_config(config).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn new_with_config(config: CosmosDBProviderConfig) -> Result<Self, ConnectError> {
         config.validate()?;
-        let (client, tokens) = connect::connect(&config).await?;
+        let (client, tokens) = cosmos::connect(&config).await?;
         Self::open(&client, config, tokens).await
     }
 
-    /// Opens the container that the environment names: see [`CosmosDBProviderConfig::from_env`].
+    /// Opens the container that the environment variables name. [`CosmosDBProviderConfig::from_env`] lists them.
+    ///
+    /// ```no_run
+    /// # async fn open() -> Result<(), duroxide_cosmos::ConnectError> {
+    /// let provider = duroxide_cosmos::CosmosDBProvider::from_env().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn from_env() -> Result<Self, ConnectError> {
         Self::new_with_config(CosmosDBProviderConfig::from_env()?).await
     }
 
-    /// Opens the container with a client that the caller has configured. Endpoint, credential and regions are the client's;
-    /// everything else of `config` is checked as in [`new_with_config`](Self::new_with_config).
+    /// Opens the container with a client that the caller has configured. The client determines endpoint, credential and
+    /// regions. The provider checks all other settings of `config` as in [`new_with_config`](Self::new_with_config).
+    ///
+    /// The type [`CosmosDBProvider`] has an example.
     pub async fn new_with_client(client: &CosmosClient, config: CosmosDBProviderConfig) -> Result<Self, ConnectError> {
         config.validate_for_client()?;
         Self::open(client, config, None).await
@@ -73,17 +127,19 @@ impl CosmosDBProvider {
         &self.engine
     }
 
+    /// Opens the container and starts the engine. `tokens` is the token cache of a client that the provider has made.
     async fn open(
         client: &CosmosClient,
         config: CosmosDBProviderConfig,
         tokens: Option<TokenCache>,
     ) -> Result<Self, ConnectError> {
-        let store = bootstrap::open(client, &config, tokens).await?;
-        let engine = Engine::new(store, config, Box::new(Duties));
+        let store = cosmos::open(client, &config, tokens).await?;
+        let engine = Engine::new(store, config, Box::new(LifecycleTasks));
         Ok(Self { engine })
     }
 
-    /// Runs a call on what this process holds under a token. It is finished also if the caller drops it.
+    /// Runs a call on the turn or activity that this process holds under a token. The call ends even if its caller
+    /// drops it.
     async fn finish<F>(&self, token: &str, call: impl FnOnce(Arc<Engine>, String) -> F) -> Result<(), ProviderError>
     where
         F: Future<Output = Result<(), ProviderError>> + Send + 'static,
@@ -91,34 +147,64 @@ impl CosmosDBProvider {
         RunToCompletion::new(&self.engine, call(self.engine.clone(), token.to_owned())).await
     }
 
-    /// Requests and charge by kind of operation since this provider was made.
+    /// The number and the charge of all requests of this provider, by kind of operation.
+    ///
+    /// ```
+    /// # use duroxide_cosmos::CosmosDBProvider;
+    /// fn report(provider: &CosmosDBProvider) {
+    ///     let spent = provider.request_statistics();
+    ///     println!("{} requests, {:.1} RU", spent.requests(), spent.charge());
+    /// }
+    /// ```
     pub fn request_statistics(&self) -> RequestStatistics {
         self.engine.store.statistics()
     }
 
-    /// Delivers what committed turns owe to other instances and what their processes did not deliver. The reconciler does
-    /// this by itself; returns how many messages were found.
+    /// Delivers messages of committed turns to other instances, if the committing process has not delivered them in
+    /// time. Returns the number of messages found.
+    ///
+    /// Every process that fetches work does this by itself. Call it in a process that does not, such as a scheduled
+    /// job.
     pub async fn reconcile(&self) -> Result<usize, StoreError> {
         outbox::reconcile(&self.engine, None).await
     }
 
-    /// Deletes what has ended longer ago than [`with_retention`](CosmosDBProviderConfig::with_retention) says, for up to 20 s; how many
-    /// instances. One of the processes that wait for work does this by itself; this is for those that don't, such as a nightly job.
+    /// Deletes instances that ended longer ago than the age of
+    /// [`with_retention`](CosmosDBProviderConfig::with_retention), for up to 20 s. Returns the number of deleted
+    /// instances.
+    ///
+    /// One of the processes that fetch work does this by itself. Call it where no such process runs, such as in a
+    /// nightly job.
     pub async fn apply_retention(&self) -> Result<u64, StoreError> {
-        retention::round(&self.engine).await
+        retention::apply(&self.engine).await
     }
 
-    /// Like [`shutdown_within`](Self::shutdown_within) ten seconds.
+    /// Shuts the provider down within ten seconds. See [`shutdown_within`](Self::shutdown_within).
     pub async fn shutdown(&self) {
         const LIMIT: Duration = Duration::from_secs(10);
         self.shutdown_within(LIMIT).await;
     }
 
-    /// Stops background work, gives back the turns, activities and sessions that this process holds, and waits for what is
-    /// under way, messages that are being delivered among it: for `limit` at most, also in an outage. `false` where the time was
-    /// up first: what is held then is released when its locks expire.
+    /// Shuts the provider down, within `limit` even during an outage. Call it after the duroxide runtime has stopped.
     ///
-    /// Call it when the runtime has stopped. What is given back counts no attempt.
+    /// The provider
+    ///
+    /// - stops its background work,
+    /// - releases the turns, activities and sessions that this process holds, without counting an attempt, and
+    /// - waits for calls and deliveries in flight.
+    ///
+    /// Returns `false` if the time was up first. The locks that are still held then expire.
+    ///
+    /// ```
+    /// # use duroxide_cosmos::CosmosDBProvider;
+    /// # use std::time::Duration;
+    /// async fn stop(runtime: std::sync::Arc<duroxide::runtime::Runtime>, provider: &CosmosDBProvider) {
+    ///     runtime.shutdown(None).await;
+    ///     if !provider.shutdown_within(Duration::from_secs(20)).await {
+    ///         eprintln!("shutdown timed out, the remaining locks will expire");
+    ///     }
+    /// }
+    /// ```
     pub async fn shutdown_within(&self, limit: Duration) -> bool {
         shutdown::shut_down(&self.engine, limit).await
     }
@@ -343,7 +429,7 @@ impl ProviderAdmin for CosmosDBProvider {
 
     async fn get_parent_id(&self, instance_id: &str) -> Result<Option<String>, ProviderError> {
         let found = inspect::existing(&self.engine, instance_id, "get_parent_id").await?;
-        Ok(found.document.parent)
+        Ok(found.document.origin.parent)
     }
 
     async fn delete_instances_atomic(
@@ -365,7 +451,7 @@ impl ProviderAdmin for CosmosDBProvider {
     }
 
     async fn delete_instance_bulk(&self, filter: InstanceFilter) -> Result<DeleteInstanceResult, ProviderError> {
-        delete::delete_bulk(&self.engine, &filter).await
+        delete_bulk::delete_bulk(&self.engine, &filter).await
     }
 
     async fn prune_executions(&self, instance_id: &str, options: PruneOptions) -> Result<PruneResult, ProviderError> {

@@ -1,17 +1,17 @@
-//! Metrics, through the [`metrics`] facade: whichever recorder the application installs gets them.
+//! Metrics through the [`metrics`] facade. The application installs the recorder.
 //!
-//! | Name | Kind | Labels | What it says |
+//! | Name | Kind | Labels | Meaning |
 //! |---|---|---|---|
 //! | `duroxide_cosmos_requests_total` | counter | `operation` | requests sent to the account |
 //! | `duroxide_cosmos_request_charge` | histogram | `operation` | request units of one operation |
-//! | `duroxide_cosmos_throttled_total` | counter | `operation` | answers that said "too many requests" |
-//! | `duroxide_cosmos_retries_total` | counter | `operation` | attempts that were repeated, throttling included |
-//! | `duroxide_cosmos_claim_races_total` | counter | `queue` | claims that another process was faster with |
-//! | `duroxide_cosmos_outbox_age_seconds` | gauge | | how long the oldest undelivered message has waited |
+//! | `duroxide_cosmos_throttled_total` | counter | `operation` | answers with status 429 (too many requests) |
+//! | `duroxide_cosmos_retries_total` | counter | `operation` | attempts that failed transiently, including throttling |
+//! | `duroxide_cosmos_claim_races_total` | counter | `queue` | claims that failed because another process had claimed the work |
+//! | `duroxide_cosmos_outbox_age_seconds` | gauge | | age of the oldest undelivered message |
 //! | `duroxide_cosmos_poisoned_intents_total` | counter | | messages that can't be delivered |
-//! | `duroxide_cosmos_members` | gauge | | processes that look for work on this container |
-//! | `duroxide_cosmos_wakeups_sent_total` | counter | | other processes that were woken |
-//! | `duroxide_cosmos_unreadable_rows_total` | counter | | rows of queries that were skipped, since this version can't read them |
+//! | `duroxide_cosmos_members` | gauge | | workers of this container |
+//! | `duroxide_cosmos_wakeups_sent_total` | counter | | wake-ups sent to other processes |
+//! | `duroxide_cosmos_unreadable_rows_total` | counter | | rows of queries that this version skipped because it can't read them |
 
 use crate::model::Millis;
 use metrics::{counter, gauge, histogram};
@@ -27,13 +27,13 @@ pub(crate) const MEMBERS: &str = "duroxide_cosmos_members";
 pub(crate) const WAKEUPS_SENT: &str = "duroxide_cosmos_wakeups_sent_total";
 pub(crate) const UNREADABLE: &str = "duroxide_cosmos_unreadable_rows_total";
 
-/// An operation was answered, after so many requests.
+/// Records an operation with the number of its requests and its charge.
 pub(crate) fn operation(kind: &'static str, requests: usize, charge: f64) {
     counter!(REQUESTS, "operation" => kind).increment(requests as u64);
     histogram!(CHARGE, "operation" => kind).record(charge);
 }
 
-/// An attempt is repeated.
+/// Records an attempt that failed transiently.
 pub(crate) fn retry(kind: &'static str, throttled: bool) {
     counter!(RETRIES, "operation" => kind).increment(1);
     if throttled {
@@ -41,33 +41,33 @@ pub(crate) fn retry(kind: &'static str, throttled: bool) {
     }
 }
 
-/// A claim was refused because the document had changed.
+/// Records a claim that the service refused because the document had changed.
 pub(crate) fn claim_race(queue: &'static str) {
     counter!(CLAIM_RACES, "queue" => queue).increment(1);
 }
 
-/// The oldest undelivered message was committed then; nothing is undelivered.
+/// Records the age of the oldest undelivered message. `None` means that there is none.
 pub(crate) fn outbox_age(oldest: Option<Millis>, now: Millis) {
     let age = oldest.map_or(0, |oldest| now.saturating_sub(oldest));
     gauge!(OUTBOX_AGE).set(age as f64 / 1_000.0);
 }
 
-/// A message can't be delivered.
+/// Records a message that can't be delivered.
 pub(crate) fn poisoned_intent() {
     counter!(POISONED).increment(1);
 }
 
-/// So many processes look for work.
+/// Records the number of workers.
 pub(crate) fn members(count: usize) {
     gauge!(MEMBERS).set(count as f64);
 }
 
-/// Another process was woken.
+/// Records a wake-up that was sent to another process.
 pub(crate) fn wakeup_sent() {
     counter!(WAKEUPS_SENT).increment(1);
 }
 
-/// A row of a query can't be read.
+/// Records a row of a query that can't be read.
 pub(crate) fn unreadable() {
     counter!(UNREADABLE).increment(1);
 }

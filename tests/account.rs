@@ -1,13 +1,15 @@
-//! duroxide's validation suite on an account of yours, in a container that this run makes and removes:
+//! duroxide's validation suite on your own account, in a container that this run creates and removes:
 //!
 //! ```sh
 //! export COSMOS_ENDPOINT=… COSMOS_KEY=…      # or COSMOS_CONNECTION_STRING
-//! cargo test --test account -- --run         # or: --run NAME, for the functions whose name has that in it
+//! cargo test --test account -- --run         # or: --run NAME, for the functions whose name contains NAME
 //! ```
 //!
-//! It needs an account key, since Entra ID can create no container. Without `--run` it only says that it is skipped.
+//! It needs an account key, since an identity of Entra ID cannot create a container. Without `--run` it only reports that
+//! it is skipped.
 
-mod validation;
+#[path = "validation/suite/mod.rs"]
+mod suite;
 
 use async_trait::async_trait;
 use azure_data_cosmos::{clients::ContainerClient, CosmosClient, FeedScope, PartitionKey, Query, TransactionalBatch};
@@ -21,9 +23,9 @@ use std::{
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
-use validation::hooks;
+use suite::hooks;
 
-/// How long one function may take; most wait for locks to expire.
+/// The time limit of one function. Most functions wait for locks to expire.
 const LIMIT: Duration = Duration::from_secs(180);
 
 /// One function of the suite.
@@ -32,7 +34,7 @@ struct Case {
     run: for<'a> fn(&'a Backend) -> BoxFuture<'a, ()>,
 }
 
-/// All of them, in the list's order.
+/// All functions, in the order of the list.
 macro_rules! cases {
     ($cases:expr; $($module:ident of $path:path [$($name:ident),* $(,)?])*) => {
         $({
@@ -51,7 +53,7 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// Makes providers on the run's container, which is emptied before each.
+/// Makes providers on the run's container, and empties the container before each of them.
 struct Backend {
     config: CosmosDBProviderConfig,
     last: Mutex<Option<Arc<CosmosDBProvider>>>,
@@ -113,7 +115,7 @@ async fn empty(container: &ContainerClient) {
     }
 }
 
-/// Runs a function in a runtime of its own: what it leaves running ends with it. Tells whether it passed.
+/// Runs a function in a runtime of its own, which ends the tasks that the function leaves. Returns whether it passed.
 fn passes(case: &Case, config: &CosmosDBProviderConfig) -> bool {
     let backend = Backend { config: config.clone(), last: Mutex::new(None) };
     let run = case.run;
@@ -126,7 +128,7 @@ fn passes(case: &Case, config: &CosmosDBProviderConfig) -> bool {
     thread.join().is_ok()
 }
 
-/// Runs what was asked for, and prints a line each; returns the names of those that failed.
+/// Runs the selected functions and prints a line for each. Returns the names of those that failed.
 fn run_all(cases: &[Case], config: &CosmosDBProviderConfig) -> Vec<&'static str> {
     let mut failed = Vec::new();
     for (number, case) in cases.iter().enumerate() {
@@ -141,7 +143,7 @@ fn run_all(cases: &[Case], config: &CosmosDBProviderConfig) -> Vec<&'static str>
     failed
 }
 
-/// A container of this run's own.
+/// The configuration of the environment, with a container of this run's own.
 fn configuration() -> Result<CosmosDBProviderConfig, String> {
     let config = CosmosDBProviderConfig::from_env().map_err(|error| error.to_string())?;
     if !config.credential().is_some_and(duroxide_cosmos::Credential::is_key) {
@@ -187,7 +189,7 @@ async fn run(only: Option<&str>) -> Result<ExitCode, String> {
     cases.retain(|case| only.is_none_or(|part| case.name.contains(part)));
     say_what_it_costs(&config, cases.len());
     let client = client(&config).await.map_err(|error| error.to_string())?;
-    // Makes the container.
+    // This creates the container.
     CosmosDBProvider::new_with_client(&client, config.clone()).await.map_err(|error| error.to_string())?;
     let (begun, settings, count) = (Instant::now(), config.clone(), cases.len());
     let running = tokio::task::spawn_blocking(move || run_all(&cases, &settings));
@@ -215,7 +217,7 @@ fn main() -> ExitCode {
         eprintln!("error: {error}");
         ExitCode::FAILURE
     });
-    // A function that was interrupted does not keep the process.
+    // An interrupted function does not keep the process alive.
     runtime.shutdown_background();
     code
 }

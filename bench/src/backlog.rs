@@ -1,4 +1,4 @@
-//! Greetings that wait before the runtime starts. Another provider has put them there, so they have to be found.
+//! Hellos that wait before the runtime starts. Another provider has enqueued them, so the runtime has to discover them.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -8,31 +8,32 @@ use duroxide::runtime::OrchestrationStatus;
 use duroxide::Client;
 use tokio::task::JoinSet;
 
+use crate::fixture::{Fixture, Setting};
 use crate::measure::{name, Outcome, Reading};
 use crate::run::{warm_up, SETTLE};
-use crate::scene::{Scene, Setting};
 
-/// Starts that are sent at once.
+/// The number of starts that are sent concurrently.
 const SENDERS: u64 = 16;
 
-/// What waits, and in which company.
+/// The number of waiting Hellos, and of other documents in the container.
 #[derive(Clone, Copy)]
 pub struct Backlog {
-    /// Greetings that wait.
+    /// Hellos that wait.
     pub waiting: u64,
-    /// Documents beside them that are nobody's work.
+    /// Padding: documents that no provider reads.
     pub padding: u64,
 }
 
-/// What one backlog came to.
-struct Drained {
-    /// Those under way count for a half: messages come in order, so all are begun before the first one ends.
+/// The result of one backlog.
+struct BacklogResult {
+    /// The Hellos that are done. One in flight counts as a half: messages are processed in order, so all begin before
+    /// the first one ends.
     done: f64,
     elapsed: Duration,
     spent: Reading,
 }
 
-/// Drains the same backlog on several accounts in turn and takes the mean.
+/// Processes the same backlog on several accounts in turn and takes the mean.
 pub async fn run(outcome: &mut Outcome, setting: Setting, backlog: Backlog, repeats: u64, cap: Duration) -> Result<()> {
     let waiting = backlog.waiting;
     let (mut done, mut elapsed, mut requests, mut units) = (0.0, 0.0, 0, 0.0);
@@ -56,30 +57,30 @@ pub async fn run(outcome: &mut Outcome, setting: Setting, backlog: Backlog, repe
     Ok(())
 }
 
-async fn drain(outcome: &Outcome, setting: Setting, backlog: Backlog, cap: Duration) -> Result<Drained> {
+async fn drain(outcome: &Outcome, setting: Setting, backlog: Backlog, cap: Duration) -> Result<BacklogResult> {
     let Backlog { waiting, padding } = backlog;
-    let mut scene = Scene::open(outcome.provider, setting).await?;
-    scene.start().await;
-    warm_up(&scene.client(), "warm").await?;
-    scene.stop().await;
-    // It stays open: where the peer closes, the container goes.
-    let other = scene.second().await?;
-    fill(&Client::new(other.store()), waiting).await?;
-    scene.pad(padding).await?;
+    let mut fixture = Fixture::open(outcome.provider, setting).await?;
+    fixture.start().await;
+    warm_up(&fixture.client(), "warm").await?;
+    fixture.stop().await;
+    // The second provider stays open, because duroxide-cdb removes the container when it closes.
+    let other = fixture.open_second().await?;
+    fill(&other.client(), waiting).await?;
+    fixture.pad(padding).await?;
 
-    let (already, progress) = (scene.tally.finished(), scene.tally.progress());
-    scene.start().await;
-    let (before, begun) = (scene.reading(), Instant::now());
-    // Where the time runs out, what is done by then counts.
-    let complete = tokio::time::timeout(cap, scene.tally.reach(already + waiting)).await.is_ok();
-    let (elapsed, done) = (begun.elapsed(), scene.tally.progress() - progress);
+    let (already, progress) = (fixture.counters.finished(), fixture.counters.progress());
+    fixture.start().await;
+    let (before, begun) = (fixture.reading(), Instant::now());
+    // If the time runs out, the Hellos that are done by then count.
+    let complete = tokio::time::timeout(cap, fixture.counters.wait_for_finished(already + waiting)).await.is_ok();
+    let (elapsed, done) = (begun.elapsed(), fixture.counters.progress() - progress);
     tokio::time::sleep(SETTLE).await;
-    let spent = scene.reading() - before;
+    let spent = fixture.reading() - before;
     if complete {
-        verify(&scene.client(), waiting).await?;
+        verify(&fixture.client(), waiting).await?;
     }
-    scene.close().await;
-    Ok(Drained { done, elapsed, spent })
+    fixture.close().await;
+    Ok(BacklogResult { done, elapsed, spent })
 }
 
 async fn fill(client: &Client, waiting: u64) -> Result<()> {
@@ -89,7 +90,7 @@ async fn fill(client: &Client, waiting: u64) -> Result<()> {
     .await
 }
 
-/// Every one has ended well.
+/// Checks that every Hello has completed.
 async fn verify(client: &Client, waiting: u64) -> Result<()> {
     in_parallel(client, waiting, |client, number| async move {
         let id = format!("waiting-{number}");

@@ -1,36 +1,36 @@
-//! One process that starts greetings, runs them and waits for them, with many under way: how fast that is, and what it takes of the
-//! processor without what the account takes.
+//! One process that starts Hellos, runs them and waits for them, with many in flight: their rate, and the CPU time of
+//! the process without the account.
 
 use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
 
-use crate::fleet::starter::{span, Job, Pace, Run, Starter};
+use crate::fixture::Setting;
+use crate::fleet::client_process::{span, ClientProcess, Job, OrchestrationTimes, StreamOptions};
 use crate::measure::{name, Outcome, Reading};
 use crate::run::SETTLE;
-use crate::scene::Setting;
 
 /// Orchestration and activity dispatchers, each.
 pub const DISPATCHERS: usize = 16;
 
-/// How long what is under way may take.
+/// How long an orchestration in flight may take.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Keeps so many under way until there were `count`, or the time is up.
-pub async fn run(outcome: &mut Outcome, setting: Setting, under_way: usize, count: u64, cap: Duration) -> Result<()> {
+/// Keeps this many in flight until `count` have been started or the time is up.
+pub async fn run(outcome: &mut Outcome, setting: Setting, in_flight: usize, count: u64, cap: Duration) -> Result<()> {
     let account = setting.account();
-    let door = account.serve(([127, 0, 0, 1], 0).into()).await.context("no port is free")?;
-    let mut process = Starter::start_with_runtime(outcome.provider, &door.endpoint()).await?;
-    let pace = |count| Pace { count, under_way, pause: Duration::ZERO, lasting: cap, limit: LIMIT };
-    let warm = process.stream(Job::new("warm", "Hello", ""), pace(under_way as u64)).await?;
-    ensure!(warm.iter().all(|run| run.ended.is_some()), "a greeting does not end");
+    let server = account.serve(([127, 0, 0, 1], 0).into()).await.context("no loopback port is free")?;
+    let mut process = ClientProcess::start_with_runtime(outcome.provider, &server.endpoint()).await?;
+    let options = |count| StreamOptions { count, in_flight, pause: Duration::ZERO, duration: cap, limit: LIMIT };
+    let warm = process.stream(Job::new("warm", "Hello", ""), options(in_flight as u64)).await?;
+    ensure!(warm.iter().all(|run| run.ended.is_some()), "a warm-up orchestration did not end");
     tokio::time::sleep(SETTLE).await;
     let reading = || Reading::of(account.stats());
     let (before, cpu) = (reading(), process.cpu().await?);
-    let runs = process.stream(Job::new("busy", "Hello", "world"), pace(count)).await?;
+    let runs = process.stream(Job::new("busy", "Hello", "world"), options(count)).await?;
     let spent = reading() - before;
     let cpu = process.cpu().await? - cpu;
-    let ended: Vec<Run> = runs.iter().filter(|run| run.ended.is_some()).copied().collect();
+    let ended: Vec<OrchestrationTimes> = runs.iter().filter(|run| run.ended.is_some()).copied().collect();
     let by = ended.len() as f64;
     if (ended.len() as u64) < count {
         outcome.note = Some(format!("{by} of {count} ended within {} s", cap.as_secs()));
@@ -44,6 +44,6 @@ pub async fn run(outcome: &mut Outcome, setting: Setting, under_way: usize, coun
         outcome.kinds(&spent, by);
     }
     drop(process);
-    door.shutdown().await;
+    server.shutdown().await;
     Ok(())
 }

@@ -1,39 +1,39 @@
-//! Turns of an instance that this process knows and that has a history of some length.
+//! Turns of an instance that has a history of some length and is cached by this process.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, Result};
 
+use crate::fixture::Fixture;
 use crate::measure::{name, Outcome};
 use crate::run::{warm_up, SETTLE};
-use crate::scene::Scene;
 
-const INSTANCE: &str = "ledger";
+const INSTANCE: &str = "history";
 
-/// How often the custom status is asked for, which tells that a turn has been committed.
-const ASK: Duration = Duration::from_millis(10);
+/// The interval between reads of the custom status, which changes when a turn is committed.
+const STATUS_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Builds the history in one turn, then takes one turn for each message.
-pub async fn run(scene: &mut Scene, outcome: &mut Outcome, events: u64, turns: u64, cap: Duration) -> Result<()> {
-    scene.start().await;
-    let client = scene.client();
+/// Builds the history in one turn, then runs one turn for each message.
+pub async fn run(fixture: &mut Fixture, outcome: &mut Outcome, events: u64, turns: u64, cap: Duration) -> Result<()> {
+    fixture.start().await;
+    let client = fixture.client();
     warm_up(&client, "warm").await?;
-    client.start_orchestration(INSTANCE, "Ledger", events.to_string()).await?;
-    let mut version = changed(scene, 0, cap).await?;
-    // The first turn with a message is not measured: it may still read what the large one left.
+    client.start_orchestration(INSTANCE, "History", events.to_string()).await?;
+    let mut version = wait_for_change(fixture, 0, cap).await?;
+    // The first turn with a message is not measured: it may still read data that the large turn has written.
     client.enqueue_event(INSTANCE, "turns", "go").await?;
-    version = changed(scene, version, cap).await?;
+    version = wait_for_change(fixture, version, cap).await?;
     tokio::time::sleep(SETTLE).await;
 
-    let before = scene.reading();
+    let before = fixture.reading();
     let mut latencies = Vec::new();
     for _ in 0..turns {
         let sent = Instant::now();
         client.enqueue_event(INSTANCE, "turns", "go").await?;
-        version = changed(scene, version, cap).await?;
+        version = wait_for_change(fixture, version, cap).await?;
         latencies.push(sent.elapsed());
     }
-    let (spent, by) = (scene.reading() - before, turns as f64);
+    let (spent, by) = (fixture.reading() - before, turns as f64);
     let total = spent.stats.total();
     outcome.lower(name::REQUESTS, total.requests as f64 / by);
     outcome.lower(name::UNITS, spent.units / by);
@@ -43,16 +43,16 @@ pub async fn run(scene: &mut Scene, outcome: &mut Outcome, events: u64, turns: u
     Ok(())
 }
 
-/// Waits until the custom status is newer than `version`, and says how new.
-async fn changed(scene: &Scene, version: u64, cap: Duration) -> Result<u64> {
-    let (store, begun) = (scene.store(), Instant::now());
+/// Waits until the custom status is newer than `version`, and returns its version.
+async fn wait_for_change(fixture: &Fixture, version: u64, cap: Duration) -> Result<u64> {
+    let (provider, begun) = (fixture.provider(), Instant::now());
     loop {
-        if let Some((_, newer)) = store.get_custom_status(INSTANCE, version).await? {
+        if let Some((_, newer)) = provider.get_custom_status(INSTANCE, version).await? {
             return Ok(newer);
         }
         if begun.elapsed() > cap {
-            bail!("a turn does not end within {} s", cap.as_secs());
+            bail!("a turn did not end within {} s", cap.as_secs());
         }
-        tokio::time::sleep(ASK).await;
+        tokio::time::sleep(STATUS_INTERVAL).await;
     }
 }

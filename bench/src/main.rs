@@ -1,12 +1,13 @@
-//! Requests, request units and speed of duroxide-cosmos beside its peer, duroxide-cdb, on a local account over HTTP.
+//! Requests, request units and speed of duroxide-cosmos beside duroxide-cdb, on a local account over HTTP.
 //!
-//! Every workload runs with each provider on an account of its own; the account counts what comes over the wire.
+//! Every workload runs with each provider on a separate account. The account counts the requests on its wire.
 #![forbid(unsafe_code)]
 
 mod account;
 mod backlog;
 mod busy;
 mod chart;
+mod fixture;
 mod fleet;
 mod goals;
 mod history;
@@ -15,7 +16,6 @@ mod orchestrations;
 mod processes;
 mod retention;
 mod run;
-mod scene;
 mod stress;
 mod table;
 mod workloads;
@@ -30,50 +30,51 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use tracing_subscriber::EnvFilter;
 
+use crate::fixture::{ProviderKind, Setting};
 use crate::measure::{name, Outcome};
-use crate::scene::{Setting, Which};
 use crate::workloads::{Plan, Workload};
 
 /// Compares duroxide-cosmos with duroxide-cdb on a local Cosmos DB account
 #[derive(Parser)]
 #[command(version)]
 struct Options {
-    /// Milliseconds that every request takes on top
+    /// Milliseconds that are added to every request
     #[arg(long, default_value_t = 2)]
     latency_ms: u64,
     /// Physical partitions of the container
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     partitions: u32,
-    /// Only this workload, or this row or table of the fleet (such as scale, scale-8x4, crash); can be given several times
+    /// Run only this workload, or this row or table of the fleet (such as scale, scale-8x4, crash); repeat the option
+    /// for several
     #[arg(long = "only", visible_alias = "workload", value_name = "ROW", value_parser = known_row)]
     only: Vec<String>,
-    /// Only the rows of a fleet: several worker processes and a client process on one container. They are not run otherwise,
-    /// since they take some 25 minutes, half of that the peer's
+    /// Run only the rows of a fleet: several worker processes and a client process on one container. Other runs leave
+    /// them out, because they take about 25 minutes, half of them for duroxide-cdb
     #[arg(long, conflicts_with = "account")]
     fleet: bool,
-    /// Seconds for which a fleet comes to rest before it is measured
+    /// Seconds that a fleet idles before it is measured
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     rest: u64,
-    /// duroxide's own stress test of providers: 20 at a time, 5 activities of 10 ms, 10 s; SQLite too where this is built with the
-    /// feature sqlite
+    /// Run duroxide's own stress test of providers: 20 orchestrations at a time, 5 activities of 10 ms, 10 s; with the
+    /// feature sqlite also for SQLite
     #[arg(long, conflicts_with_all = ["account", "fleet"])]
     stress: bool,
-    /// Retention: what it adds to a greeting, and how fast what has ended goes
+    /// Measure retention: its cost per orchestration, and the rate at which it deletes instances that have ended
     #[arg(long, conflicts_with_all = ["account", "fleet", "stress"])]
     retention: bool,
-    /// Which provider to run
+    /// The provider to run
     #[arg(long, default_value = "all")]
     provider: Providers,
-    /// On the account that COSMOS_ENDPOINT and COSMOS_KEY name, in a container that this run makes and removes
+    /// Run on the account that COSMOS_ENDPOINT and COSMOS_KEY name, in a container that this run creates and removes
     #[arg(long)]
     account: bool,
-    /// A fifth of the rounds
+    /// Run a fifth of the rounds
     #[arg(long)]
     quick: bool,
-    /// Write the figures to this file
+    /// Write the figures to this file as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draw a chart into this file, of the fleet where only that is run
+    /// Draw a chart to this file; with --fleet it shows the fleet
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     #[command(subcommand)]
@@ -84,51 +85,52 @@ struct Options {
 enum Command {
     /// A worker process of a workload that has several
     #[command(hide = true)]
-    Worker { provider: Which, endpoint: String },
-    /// The process of a fleet that starts and waits
+    Worker { provider: ProviderKind, endpoint: String },
+    /// The client process of a fleet, which starts orchestrations and waits for them
     #[command(hide = true)]
-    Client { provider: Which, endpoint: String },
-    /// One that starts, runs and waits
+    Client { provider: ProviderKind, endpoint: String },
+    /// A process that starts and runs orchestrations and waits for them
     #[command(hide = true)]
-    Both { provider: Which, endpoint: String },
+    Both { provider: ProviderKind, endpoint: String },
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Providers {
     /// duroxide-cosmos
-    Ours,
-    /// duroxide-cosmos with nothing handed over
-    Plain,
+    Cosmos,
+    /// duroxide-cosmos without inline claims
+    NoInlineClaims,
     /// duroxide-cdb
-    Peer,
+    Cdb,
     /// duroxide-cosmos and duroxide-cdb
     Both,
-    /// All in turn. A fleet is not run with nothing handed over, nor is what has several processes or none busy
+    /// All in turn. Workloads of several processes, idle workloads and fleets leave out the variant without inline
+    /// claims
     All,
 }
 
 impl Providers {
-    fn list(self) -> &'static [Which] {
+    fn list(self) -> &'static [ProviderKind] {
         match self {
-            Self::Ours => &[Which::Ours],
-            Self::Plain => &[Which::Plain],
-            Self::Peer => &[Which::Peer],
-            Self::Both => &[Which::Ours, Which::Peer],
-            Self::All => &Which::ALL,
+            Self::Cosmos => &[ProviderKind::Cosmos],
+            Self::NoInlineClaims => &[ProviderKind::NoInlineClaims],
+            Self::Cdb => &[ProviderKind::Cdb],
+            Self::Both => &[ProviderKind::Cosmos, ProviderKind::Cdb],
+            Self::All => &ProviderKind::ALL,
         }
     }
 
-    /// Those that run this workload.
-    fn running(self, workload: &Workload) -> Vec<Which> {
+    /// Returns the providers that run this workload.
+    fn running(self, workload: &Workload) -> Vec<ProviderKind> {
         let mut list = self.list().to_vec();
         if matches!(self, Self::All) && !workload.is_of_one_process() {
-            list.retain(|which| *which != Which::Plain);
+            list.retain(|kind| *kind != ProviderKind::NoInlineClaims);
         }
         list
     }
 
-    /// Those that run a fleet.
-    fn of_fleet(self) -> &'static [Which] {
+    /// Returns the providers that run a fleet.
+    fn of_fleet(self) -> &'static [ProviderKind] {
         match self {
             Self::All => Self::Both.list(),
             other => other.list(),
@@ -136,14 +138,14 @@ impl Providers {
     }
 }
 
-/// A workload's name, or that of a fleet's row or table.
+/// Checks that a text names a workload, or a row or table of the fleet.
 fn known_row(text: &str) -> Result<String, String> {
     let workloads = workloads::all(false).into_iter().map(|workload| workload.slug.to_owned());
     let known: Vec<String> = workloads.chain(fleet::slugs()).collect();
     if known.iter().any(|slug| slug == text) {
         return Ok(text.to_owned());
     }
-    Err(format!("there are {}", known.join(", ")))
+    Err(format!("use one of: {}", known.join(", ")))
 }
 
 #[tokio::main]
@@ -153,9 +155,9 @@ async fn main() -> Result<()> {
     let options = Options::parse();
     match &options.command {
         Some(Command::Worker { provider, endpoint }) => processes::serve(*provider, endpoint).await,
-        Some(Command::Client { provider, endpoint }) => fleet::starter::serve(*provider, endpoint, None).await,
+        Some(Command::Client { provider, endpoint }) => fleet::client_process::serve(*provider, endpoint, None).await,
         Some(Command::Both { provider, endpoint }) => {
-            fleet::starter::serve(*provider, endpoint, Some(busy::DISPATCHERS)).await
+            fleet::client_process::serve(*provider, endpoint, Some(busy::DISPATCHERS)).await
         }
         None if options.stress => stress::compare(options.provider.list(), options.latency_ms).await,
         None if options.retention => retention::run(options.latency_ms).await,
@@ -175,8 +177,8 @@ fn chosen(options: &Options) -> Vec<Workload> {
     workloads
 }
 
-/// The rows of a fleet take long, so they are run only where they are asked for.
-fn chosen_rows(options: &Options) -> Vec<fleet::Row> {
+/// Returns the chosen rows of the fleet. They take long, so they run only on request.
+fn chosen_rows(options: &Options) -> Vec<fleet::FleetRow> {
     let mut rows = fleet::rows();
     rows.retain(|row| match options.only.as_slice() {
         [] => options.fleet,
@@ -189,13 +191,13 @@ async fn on_account(options: &Options) -> Result<()> {
     let outcomes = account::run(&chosen(options)).await?;
     println!("{}", table::render(&outcomes));
     println!(
-        "Figures are of one orchestration, one after the other; busy: with 8 under way. Requests and RU as the provider \
-         counted them, those of the waiting client included."
+        "Figures are per orchestration, one after the other; \"busy\" means 8 in flight. The provider counts requests and \
+         RU, including those of the waiting client."
     );
     if let Some(path) = &options.json {
         let report = json!({ "quick": options.quick, "outcomes": outcomes });
         let text = serde_json::to_string_pretty(&report)?;
-        std::fs::write(path, text + "\n").with_context(|| format!("{} can't be written", path.display()))?;
+        std::fs::write(path, text + "\n").with_context(|| format!("can't write {}", path.display()))?;
     }
     Ok(())
 }
@@ -216,30 +218,30 @@ async fn compare(options: &Options) -> Result<()> {
         outcomes.extend(fleet);
     }
     if let Some(load) = load.filter(|load| *load > 0.5) {
-        println!("The machine was busy (load {load:.1} a core) when this began: times are too long, and so are waits.");
+        println!("The machine was busy when this run began (load {load:.1} per core), so its times are too long.");
     }
     if let Some(path) = &options.json {
         let report = json!({ "setting": setting, "quick": options.quick, "load": load, "outcomes": outcomes });
         let text = serde_json::to_string_pretty(&report)?;
-        std::fs::write(path, text + "\n").with_context(|| format!("{} can't be written", path.display()))?;
+        std::fs::write(path, text + "\n").with_context(|| format!("can't write {}", path.display()))?;
     }
     if let Some(path) = &options.svg {
         let drawing = match workloads.is_empty() {
             true => chart::draw_fleet(&outcomes, setting.latency_ms),
             false => chart::draw(&outcomes, setting),
         };
-        std::fs::write(path, drawing).with_context(|| format!("{} can't be written", path.display()))?;
+        std::fs::write(path, drawing).with_context(|| format!("can't write {}", path.display()))?;
     }
     Ok(())
 }
 
-/// Runs the workloads; what fails is an outcome with a note.
+/// Runs the workloads. A failure becomes an outcome with a note.
 async fn run_all(workloads: &[Workload], providers: Providers, setting: Setting) -> Vec<Outcome> {
     let bar = progress(workloads.iter().map(|workload| providers.running(workload).len()).sum());
     let mut outcomes = Vec::new();
     for workload in workloads {
         let providers = providers.running(workload);
-        // Two idle runtimes don't disturb each other, and waiting for one after the other is dull.
+        // Two idle runtimes don't disturb each other, so they run concurrently to save time.
         if let (Plan::Idle { .. }, [first, second]) = (&workload.plan, providers.as_slice()) {
             bar.set_message(workload.name);
             let (first, second) = tokio::join!(attempt(workload, *first, setting), attempt(workload, *second, setting));
@@ -247,9 +249,9 @@ async fn run_all(workloads: &[Workload], providers: Providers, setting: Setting)
             bar.inc(2);
             continue;
         }
-        for which in &providers {
-            bar.set_message(format!("{}, {}", workload.name, which.package()));
-            outcomes.push(attempt(workload, *which, setting).await);
+        for kind in &providers {
+            bar.set_message(format!("{}, {}", workload.name, kind.package()));
+            outcomes.push(attempt(workload, *kind, setting).await);
             bar.inc(1);
         }
     }
@@ -257,32 +259,33 @@ async fn run_all(workloads: &[Workload], providers: Providers, setting: Setting)
     outcomes
 }
 
-async fn attempt(workload: &Workload, which: Which, setting: Setting) -> Outcome {
-    let outcome = run::run(workload, which, setting).await;
-    outcome.unwrap_or_else(|error| Outcome::none(workload.name, which, format!("failed: {error:#}")))
+async fn attempt(workload: &Workload, kind: ProviderKind, setting: Setting) -> Outcome {
+    let outcome = run::run(workload, kind, setting).await;
+    outcome.unwrap_or_else(|error| Outcome::none(workload.name, kind, format!("failed: {error:#}")))
 }
 
-/// Runs the rows of a fleet with one provider, then with the other: a ratio's two figures come soon after each other.
-async fn run_fleet(rows: &[fleet::Row], options: &Options) -> Vec<Outcome> {
+/// Runs the rows of a fleet with one provider, then with the next. The two figures of a ratio thus follow each other
+/// closely.
+async fn run_fleet(rows: &[fleet::FleetRow], options: &Options) -> Vec<Outcome> {
     let effort = fleet::Effort { rest: Duration::from_secs(options.rest), quick: options.quick };
     let providers = options.provider.of_fleet();
     let bar = progress(rows.len() * providers.len());
     let mut outcomes = Vec::new();
-    for which in providers {
+    for kind in providers {
         for row in rows {
-            bar.set_message(format!("{}, {}", row.name, which.package()));
-            outcomes.push(fleet::run(row, *which, options.latency_ms, effort).await);
+            bar.set_message(format!("{}, {}", row.name, kind.package()));
+            outcomes.push(fleet::run(row, *kind, options.latency_ms, effort).await);
             bar.inc(1);
         }
     }
     bar.finish_and_clear();
     fleet::compare(rows, &mut outcomes);
-    let place = |outcome: &Outcome| rows.iter().position(|row| row.name == outcome.workload);
-    outcomes.sort_by_key(place);
+    let position = |outcome: &Outcome| rows.iter().position(|row| row.name == outcome.workload);
+    outcomes.sort_by_key(position);
     outcomes
 }
 
-/// How many programs compete for each core, where the system says so.
+/// Returns the load per core, if the system reports it.
 fn load() -> Option<f64> {
     let cores = std::thread::available_parallelism().ok()?.get();
     let text = std::fs::read_to_string("/proc/loadavg").ok()?;
@@ -297,16 +300,17 @@ fn progress(steps: usize) -> ProgressBar {
     bar
 }
 
-/// Adds each backlog's rate by that of 20. One that was cut off has none: its last turns are missing.
+/// Adds the ratio of each backlog's rate to that of 20. A backlog that was cut off has no ratio, because its last turns
+/// are missing.
 fn compare_backlogs(outcomes: &mut [Outcome]) {
     let bases = [("Backlog of 20", name::RATE_RATIO), ("Backlog of 20, padded", name::PADDED_RATIO)];
-    for (which, (base, ratio)) in Which::ALL.into_iter().flat_map(|which| bases.map(|base| (which, base))) {
-        let is_base = |outcome: &&Outcome| outcome.workload == base && outcome.provider == which;
+    for (kind, (base, ratio)) in ProviderKind::ALL.into_iter().flat_map(|kind| bases.map(|base| (kind, base))) {
+        let is_base = |outcome: &&Outcome| outcome.workload == base && outcome.provider == kind;
         let rate = outcomes.iter().find(is_base).filter(|o| o.note.is_none()).and_then(|o| o.get(name::RATE));
         let Some(rate) = rate else { continue };
         let large = ["Backlog of 100", "Backlog of 400"];
         let complete =
-            |o: &&mut Outcome| o.provider == which && o.note.is_none() && large.contains(&o.workload.as_str());
+            |o: &&mut Outcome| o.provider == kind && o.note.is_none() && large.contains(&o.workload.as_str());
         for outcome in outcomes.iter_mut().filter(complete) {
             if let Some(own) = outcome.get(name::RATE) {
                 outcome.higher(ratio, own / rate);
@@ -315,12 +319,13 @@ fn compare_backlogs(outcomes: &mut [Outcome]) {
     }
 }
 
-fn print_fleet(rows: &[fleet::Row], outcomes: &[Outcome], options: &Options, elapsed: Duration) {
+fn print_fleet(rows: &[fleet::FleetRow], outcomes: &[Outcome], options: &Options, elapsed: Duration) {
     println!("{}", fleet::render(rows, outcomes));
-    println!("ours: {}; peer: {}", Which::Ours.package(), Which::Peer.package());
+    let legend = [ProviderKind::Cosmos, ProviderKind::Cdb].map(|kind| format!("{}: {}", kind.as_str(), kind.package()));
+    println!("{}. RU: estimate from published prices, not measured on Azure.", legend.join("; "));
     println!(
-        "An account in memory, over HTTP on loopback: {} ms a request. Every worker is a process with 4 orchestration and 4 \
-         activity dispatchers; they come up one after the other, run a greeting each and rest for {} s. {} s in all.",
+        "Local account over HTTP on loopback: {} ms per request. Every worker is a process with 4 orchestration and 4 \
+         activity dispatchers. The workers start one after the other, run one Hello each and idle for {} s. {} s in all.",
         options.latency_ms,
         options.rest,
         elapsed.as_secs()
@@ -329,19 +334,19 @@ fn print_fleet(rows: &[fleet::Row], outcomes: &[Outcome], options: &Options, ela
 
 fn print_all(outcomes: &[Outcome], setting: Setting, elapsed: Duration) {
     println!("{}", table::render(outcomes));
-    println!("{}", Which::ALL.map(|which| format!("{}: {}", which.as_str(), which.package())).join("; "));
+    println!("{}", ProviderKind::ALL.map(|kind| format!("{}: {}", kind.as_str(), kind.package())).join("; "));
     println!(
-        "An account in memory, over HTTP on loopback: {} ms a request, {} physical partition(s). \
-         4 orchestration and 4 activity dispatchers where nothing else is said, duroxide's defaults otherwise.",
+        "Local account over HTTP on loopback: {} ms per request, {} physical partition(s). \
+         4 orchestration and 4 activity dispatchers unless a row says otherwise; other options have duroxide's defaults.",
         setting.latency_ms, setting.partitions
     );
     println!(
-        "The emulator's own work grows with what a container holds. The padded backlog's container holds as many documents \
-         as that of 400; that of 2,000 has at least 8 partitions."
+        "The emulator's own work grows with the number of documents in a container. The container of the padded backlog \
+         has as many documents as that of 400. The backlog of 2,000 has at least 8 partitions."
     );
     println!(
-        "Figures are of one orchestration, one after the other; busy: with 8 under way, 32 for two processes. RU by the published prices \
-         (emulator/src/prices.rs). {} s in all.",
+        "Figures are per orchestration, one after the other; \"busy\" means 8 in flight, 32 with two processes. \
+         RU: estimate from published prices (emulator/src/prices.rs), not measured on Azure. {} s in all.",
         elapsed.as_secs()
     );
 }

@@ -1,4 +1,4 @@
-//! Other processes on the same container: this program again, as a worker or as a client that only starts and waits.
+//! Other processes on the same container: this program again, as a worker or as a client.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -9,152 +9,154 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines, Stdin};
 use tokio::process::{Child, ChildStdout, Command};
 
+use crate::fixture::{Fixture, OpenProvider, ProviderKind, DISPATCHERS};
 use crate::measure::{name, Outcome};
-use crate::orchestrations::Tally;
-use crate::run::{at_once, in_turn, warm_up, Job};
-use crate::scene::{Opened, Scene, Which, DISPATCHERS};
+use crate::orchestrations::RunCounters;
+use crate::run::{run_concurrently, run_sequentially, warm_up, SequentialWorkload};
 
 const READY: &str = "ready";
 
-/// More under way than one process has dispatchers for, so that there is something to share.
+/// The number of orchestrations in flight. One process has fewer dispatchers, so that the second one has work.
 const IN_FLIGHT: usize = 32;
 
-/// Another process of this program: it takes a line and answers with a line, and ends when its input does.
+/// Another process of this program. It answers each line of input with a line of output, and ends with its input.
 pub struct Process {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
 }
 
 impl Process {
-    /// Starts this program again and waits until it says that it is ready.
-    pub async fn start(role: &str, which: Which, endpoint: &str) -> Result<Self> {
+    /// Starts this program again and waits until the new process reports that it is ready.
+    pub async fn start(role: &str, kind: ProviderKind, endpoint: &str) -> Result<Self> {
         let mut child = Command::new(std::env::current_exe()?)
-            .args([role, which.as_str(), endpoint])
-            // Backtraces of the SDK's errors, as README advises: it makes some for every answer.
+            .args([role, kind.as_str(), endpoint])
+            // Turns off backtraces of the SDK's errors, as the documentation recommends: the SDK captures some for
+            // every answer.
             .env("RUST_LIB_BACKTRACE", "0")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
-            .with_context(|| format!("the {role} process can't be started"))?;
-        let output = child.stdout.take().with_context(|| format!("the {role} has no output"))?;
+            .with_context(|| format!("can't start the {role} process"))?;
+        let output = child.stdout.take().with_context(|| format!("the {role} process has no output"))?;
         let mut process = Self { child, lines: BufReader::new(output).lines() };
         let line = process.lines.next_line().await?;
-        ensure!(line.as_deref() == Some(READY), "the {role} does not start: {line:?}");
+        ensure!(line.as_deref() == Some(READY), "the {role} process did not start: {line:?}");
         Ok(process)
     }
 
-    /// Sends an order and waits for its answer.
-    pub async fn ask<A: DeserializeOwned>(&mut self, order: &impl Serialize) -> Result<A> {
-        let input = self.child.stdin.as_mut().context("the process has been told to end")?;
-        input.write_all((serde_json::to_string(order)? + "\n").as_bytes()).await?;
+    /// Sends a command and waits for its answer.
+    pub async fn ask<A: DeserializeOwned>(&mut self, command: &impl Serialize) -> Result<A> {
+        let input = self.child.stdin.as_mut().context("the process was already told to end")?;
+        input.write_all((serde_json::to_string(command)? + "\n").as_bytes()).await?;
         self.answer().await
     }
 
-    /// Ends the process at once, as a crash does: with a signal that it can't catch.
+    /// Kills the process with a signal that it can't catch, like a crash.
     pub async fn kill(mut self) -> Result<()> {
         Ok(self.child.kill().await?)
     }
 
     async fn answer<A: DeserializeOwned>(&mut self) -> Result<A> {
-        let line = self.lines.next_line().await?.context("the process left without a word")?;
+        let line = self.lines.next_line().await?.context("the process ended without an answer")?;
         Ok(serde_json::from_str(&line)?)
     }
 }
 
-/// What a worker process has done so far.
+/// The work of a worker process so far.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub struct Done {
+pub struct WorkDone {
     /// Turns.
     pub turns: u64,
     /// Activities.
     pub activities: u64,
-    /// When the first turn since the last time began, in milliseconds since 1970.
-    pub woke: Option<f64>,
+    /// When the first turn since the last report began, in milliseconds since 1970.
+    pub first_turn: Option<f64>,
 }
 
-impl Done {
-    /// Turns and activities together; a single greeting has two and one.
+impl WorkDone {
+    /// Returns the sum of turns and activities. A Hello has two turns and one activity.
     pub fn steps(self) -> u64 {
         self.turns + self.activities
     }
 
-    fn of(tally: &Tally) -> Self {
-        Self { turns: tally.turns(), activities: tally.activities(), woke: tally.take_woke() }
+    fn of(counters: &RunCounters) -> Self {
+        Self { turns: counters.turns(), activities: counters.activities(), first_turn: counters.take_first_turn() }
     }
 }
 
 /// A worker process.
-pub struct Worker(Process);
+pub struct WorkerProcess(Process);
 
-impl Worker {
-    /// Starts one on the account at `endpoint`.
-    pub async fn start(which: Which, endpoint: &str) -> Result<Self> {
-        Ok(Self(Process::start("worker", which, endpoint).await?))
+impl WorkerProcess {
+    /// Starts a worker on the account at `endpoint`.
+    pub async fn start(kind: ProviderKind, endpoint: &str) -> Result<Self> {
+        Ok(Self(Process::start("worker", kind, endpoint).await?))
     }
 
-    /// What it has done so far.
-    pub async fn done(&mut self) -> Result<Done> {
+    /// Returns the work of the process so far.
+    pub async fn done(&mut self) -> Result<WorkDone> {
         self.0.ask(&()).await
     }
 
-    /// Stops the process and returns what it did.
-    pub async fn stop(mut self) -> Result<Done> {
+    /// Stops the process and returns its work.
+    pub async fn stop(mut self) -> Result<WorkDone> {
         drop(self.0.child.stdin.take());
         let done = self.0.answer().await?;
         self.0.child.wait().await?;
         Ok(done)
     }
 
-    /// Ends it as a crash does.
+    /// Kills the process, like a crash.
     pub async fn kill(self) -> Result<()> {
         self.0.kill().await
     }
 }
 
-/// What the worker process does: runs a runtime until its input ends, and says what it did whenever it is asked.
-pub async fn serve(which: Which, endpoint: &str) -> Result<()> {
-    let provider = Opened::at(which, endpoint).await?;
-    let tally = Default::default();
-    let runtime = provider.runtime(&tally, DISPATCHERS).await;
-    let mut orders = ready();
-    while orders.next_line().await?.is_some() {
-        reply(&Done::of(&tally))?;
+/// The main function of a worker process. It runs a runtime until its input ends, and reports its work on request.
+pub async fn serve(kind: ProviderKind, endpoint: &str) -> Result<()> {
+    let provider = OpenProvider::at(kind, endpoint).await?;
+    let counters = Default::default();
+    let runtime = provider.runtime(&counters, DISPATCHERS).await;
+    let mut commands = ready();
+    while commands.next_line().await?.is_some() {
+        reply(&WorkDone::of(&counters))?;
     }
-    reply(&Done::of(&tally))?;
+    reply(&WorkDone::of(&counters))?;
     runtime.shutdown(Some(500)).await;
     provider.leave().await;
     Ok(())
 }
 
-/// Says that this process can take orders, and takes them.
+/// Reports that this process is ready, and returns its input.
 pub fn ready() -> Lines<BufReader<Stdin>> {
     println!("{READY}");
     BufReader::new(tokio::io::stdin()).lines()
 }
 
-/// Answers an order.
+/// Answers a command.
 pub fn reply(answer: &impl Serialize) -> Result<()> {
     println!("{}", serde_json::to_string(answer)?);
     Ok(())
 }
 
-/// A runtime in each process; the orchestrations are started in this one.
-pub async fn two(scene: &mut Scene, outcome: &mut Outcome, busy: u64, cap: Duration) -> Result<()> {
-    scene.start().await;
-    let worker = Worker::start(scene.which, &scene.endpoint()).await?;
-    warm_up(&scene.client(), "warm").await?;
-    at_once(scene, outcome, ("Hello", "world"), busy, IN_FLIGHT, cap).await?;
-    let (there, here) = (worker.stop().await?.activities, scene.tally.activities());
-    outcome.neutral(name::SHARE, there as f64 / (there + here).max(1) as f64);
+/// Runs one runtime in each of two processes. This process starts the orchestrations.
+pub async fn two_processes(fixture: &mut Fixture, outcome: &mut Outcome, busy: u64, cap: Duration) -> Result<()> {
+    fixture.start().await;
+    let worker = WorkerProcess::start(fixture.kind, &fixture.endpoint()).await?;
+    warm_up(&fixture.client(), "warm").await?;
+    run_concurrently(fixture, outcome, ("Hello", "world"), busy, IN_FLIGHT, cap).await?;
+    let (second, first) = (worker.stop().await?.activities, fixture.counters.activities());
+    outcome.neutral(name::SHARE, second as f64 / (second + first).max(1) as f64);
     Ok(())
 }
 
-/// A client here, the runtime in the other process.
-pub async fn apart(scene: &Scene, outcome: &mut Outcome, rounds: u64, cap: Duration) -> Result<()> {
-    let worker = Worker::start(scene.which, &scene.endpoint()).await?;
-    warm_up(&scene.client(), "warm").await?;
-    in_turn(scene, outcome, Job { orchestration: "Hello", input: "world", rounds, cap }).await?;
+/// Runs the client in this process and the runtime in another one.
+pub async fn remote_client(fixture: &Fixture, outcome: &mut Outcome, rounds: u64, cap: Duration) -> Result<()> {
+    let worker = WorkerProcess::start(fixture.kind, &fixture.endpoint()).await?;
+    warm_up(&fixture.client(), "warm").await?;
+    run_sequentially(fixture, outcome, SequentialWorkload { orchestration: "Hello", input: "world", rounds, cap })
+        .await?;
     worker.stop().await?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Runs a workload with a provider and takes the figures.
+//! Runs a workload with a provider and measures its figures.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -9,78 +9,79 @@ use duroxide::runtime::OrchestrationStatus;
 use duroxide::{Client, ClientError};
 
 use crate::backlog::{self, Backlog};
+use crate::fixture::{Fixture, ProviderKind, Setting};
 use crate::measure::{name, Outcome, Reading};
-use crate::scene::{Scene, Setting, Which};
 use crate::workloads::{Plan, Workload};
 use crate::{busy, history, processes};
 
-/// Orchestrations under way at once in a busy phase.
+/// The number of orchestrations in flight in a busy phase.
 pub const IN_FLIGHT: usize = 8;
 
-/// What an orchestration leaves behind, such as a delivery, may end after its client has its answer.
+/// The pause before a final reading. Work after an orchestration, such as a delivery, may end after the client has its
+/// answer.
 pub const SETTLE: Duration = Duration::from_millis(30);
 
-/// From one look of a watcher to the next.
-const LOOK: Duration = Duration::from_millis(4);
+/// The interval between status reads of the observer.
+const STATUS_INTERVAL: Duration = Duration::from_millis(4);
 
-/// How long orchestrations may take to end once no more are started.
+/// How long orchestrations in flight may take once no more are started.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Runs a workload on an account of its own.
-pub async fn run(workload: &Workload, which: Which, setting: Setting) -> Result<Outcome> {
-    if let Some(reason) = workload.skips(which) {
-        return Ok(Outcome::none(workload.name, which, reason));
+/// Runs a workload on a separate account.
+pub async fn run(workload: &Workload, kind: ProviderKind, setting: Setting) -> Result<Outcome> {
+    if let Some(reason) = workload.skips(kind) {
+        return Ok(Outcome::none(workload.name, kind, reason));
     }
-    let mut outcome = Outcome::new(workload.name, which);
+    let mut outcome = Outcome::new(workload.name, kind);
     let setting = Setting { partitions: setting.partitions.max(workload.partitions), ..setting };
     if let Plan::Backlog { waiting, repeats, padding } = workload.plan {
         backlog::run(&mut outcome, setting, Backlog { waiting, padding }, repeats, workload.cap).await?;
         return Ok(outcome);
     }
-    if let Plan::Busy { under_way, count } = workload.plan {
-        busy::run(&mut outcome, setting, under_way, count, workload.cap).await?;
+    if let Plan::Busy { in_flight, count } = workload.plan {
+        busy::run(&mut outcome, setting, in_flight, count, workload.cap).await?;
         return Ok(outcome);
     }
-    let mut scene = Scene::open(which, setting).await?;
+    let mut fixture = Fixture::open(kind, setting).await?;
     let cap = workload.cap;
     match &workload.plan {
         Plan::Run { orchestration, input, rounds, busy } => {
-            scene.start().await;
-            warm_up(&scene.client(), "warm").await?;
-            let job = Job { orchestration, input, rounds: *rounds, cap };
-            counted(&scene, &mut outcome, job).await?;
-            in_turn(&scene, &mut outcome, job).await?;
+            fixture.start().await;
+            warm_up(&fixture.client(), "warm").await?;
+            let job = SequentialWorkload { orchestration, input, rounds: *rounds, cap };
+            count_requests(&fixture, &mut outcome, job).await?;
+            run_sequentially(&fixture, &mut outcome, job).await?;
             if *busy > 0 {
-                at_once(&scene, &mut outcome, (orchestration, input), *busy, IN_FLIGHT, cap).await?;
+                run_concurrently(&fixture, &mut outcome, (orchestration, input), *busy, IN_FLIGHT, cap).await?;
             }
         }
-        Plan::Idle { settle, watch } => idle(&mut scene, &mut outcome, *settle, *watch).await?,
-        Plan::TwoProcesses { busy } => processes::two(&mut scene, &mut outcome, *busy, cap).await?,
-        Plan::ClientApart { rounds } => processes::apart(&scene, &mut outcome, *rounds, cap).await?,
-        Plan::History { events, turns } => history::run(&mut scene, &mut outcome, *events, *turns, cap).await?,
+        Plan::Idle { settle, watch } => idle(&mut fixture, &mut outcome, *settle, *watch).await?,
+        Plan::TwoProcesses { busy } => processes::two_processes(&mut fixture, &mut outcome, *busy, cap).await?,
+        Plan::RemoteClient { rounds } => processes::remote_client(&fixture, &mut outcome, *rounds, cap).await?,
+        Plan::History { events, turns } => history::run(&mut fixture, &mut outcome, *events, *turns, cap).await?,
         Plan::Backlog { .. } | Plan::Busy { .. } => {}
     }
-    scene.close().await;
+    fixture.close().await;
     Ok(outcome)
 }
 
-/// Runs two greetings, so that connections are open and the container's structure is known.
+/// Runs two Hellos. Connections are then open, and the SDK has cached the properties of the container.
 pub async fn warm_up(client: &Client, prefix: &str) -> Result<()> {
     for round in 0..2 {
-        if !one(client, &format!("{prefix}-{round}"), "Hello", "", Duration::from_secs(30)).await? {
-            bail!("a greeting does not end");
+        if !run_one(client, &format!("{prefix}-{round}"), "Hello", "", Duration::from_secs(30)).await? {
+            bail!("a warm-up orchestration did not end");
         }
     }
     Ok(())
 }
 
-/// Starts an orchestration and waits for its end; false where that takes too long.
-pub async fn one(client: &Client, id: &str, orchestration: &str, input: &str, limit: Duration) -> Result<bool> {
+/// Starts an orchestration and waits for its completion. Returns false if that takes too long.
+pub async fn run_one(client: &Client, id: &str, orchestration: &str, input: &str, limit: Duration) -> Result<bool> {
     client.start_orchestration(id, orchestration, input).await?;
     has_ended(client, id, limit).await
 }
 
-/// Waits for the good end of an orchestration; false where that takes too long.
+/// Waits for the completion of an orchestration. Returns false if that takes too long.
 async fn has_ended(client: &Client, id: &str, limit: Duration) -> Result<bool> {
     match client.wait_for_orchestration(id, limit).await {
         Ok(OrchestrationStatus::Completed { .. }) => Ok(true),
@@ -90,67 +91,76 @@ async fn has_ended(client: &Client, id: &str, limit: Duration) -> Result<bool> {
     }
 }
 
-/// The same with a look at it every few milliseconds, so that nothing idles between one and the next.
-async fn is_seen_to_end(watcher: &Client, id: &str, limit: Duration) -> Result<bool> {
+/// Waits for the completion by reading the status every few milliseconds, so that little time passes before the next
+/// start.
+async fn poll_until_ended(observer: &Client, id: &str, limit: Duration) -> Result<bool> {
     let begun = Instant::now();
     while begun.elapsed() < limit {
-        match watcher.get_orchestration_status(id).await? {
+        match observer.get_orchestration_status(id).await? {
             OrchestrationStatus::Completed { .. } => return Ok(true),
             OrchestrationStatus::Failed { details, .. } => bail!("{id} failed: {}", details.display_message()),
-            OrchestrationStatus::NotFound | OrchestrationStatus::Running { .. } => tokio::time::sleep(LOOK).await,
+            OrchestrationStatus::NotFound | OrchestrationStatus::Running { .. } => {
+                tokio::time::sleep(STATUS_INTERVAL).await
+            }
         }
     }
     Ok(false)
 }
 
-/// What is run one after the other.
+/// Orchestrations that run one after the other.
 #[derive(Clone, Copy)]
-pub struct Job<'a> {
+pub struct SequentialWorkload<'a> {
     /// The orchestration's name.
     pub orchestration: &'a str,
     /// Its input.
     pub input: &'a str,
-    /// How many.
+    /// The number of orchestrations.
     pub rounds: u64,
     /// How long all of them may take.
     pub cap: Duration,
 }
 
-/// What some orchestrations came to, one after the other.
-struct Series {
+/// The results of orchestrations that ran one after the other.
+struct SeriesResult {
     latencies: Vec<Duration>,
     spent: Reading,
     turns: u64,
 }
 
-impl Series {
-    /// Starts them with the scene's own client, and waits for each as it does, or with somebody who watches closely.
-    async fn run(scene: &Scene, watcher: Option<&Client>, prefix: &str, job: Job<'_>) -> Result<Self> {
-        let client = scene.client();
-        let (before, turns_before, begun) = (scene.reading(), scene.tally.turns(), Instant::now());
+impl SeriesResult {
+    /// Starts the orchestrations with the fixture's own client. It waits for each with that client, or with `observer`
+    /// if given.
+    async fn run(
+        fixture: &Fixture,
+        observer: Option<&Client>,
+        prefix: &str,
+        job: SequentialWorkload<'_>,
+    ) -> Result<Self> {
+        let client = fixture.client();
+        let (before, turns_before, begun) = (fixture.reading(), fixture.counters.turns(), Instant::now());
         let (mut after, mut turns, mut latencies) = (before.clone(), turns_before, Vec::new());
         for round in 0..job.rounds {
             let (started, left) = (Instant::now(), job.cap.saturating_sub(begun.elapsed()));
-            // Not begun where there is no time for another one like the last.
+            // Starts no orchestration if the time left is shorter than the previous one took.
             if left <= latencies.last().copied().unwrap_or_default() {
                 break;
             }
             let id = format!("{prefix}-{round}");
             client.start_orchestration(&id, job.orchestration, job.input).await?;
-            let has_ended = match watcher {
-                Some(watcher) => is_seen_to_end(watcher, &id, left).await?,
+            let has_ended = match observer {
+                Some(observer) => poll_until_ended(observer, &id, left).await?,
                 None => has_ended(&client, &id, left).await?,
             };
             if !has_ended {
                 break;
             }
             latencies.push(started.elapsed());
-            // One that is cut short does not count.
-            (after, turns) = (scene.reading(), scene.tally.turns());
+            // An orchestration that is cut off does not count.
+            (after, turns) = (fixture.reading(), fixture.counters.turns());
         }
         if latencies.len() as u64 == job.rounds {
             tokio::time::sleep(SETTLE).await;
-            after = scene.reading();
+            after = fixture.reading();
         }
         Ok(Self { latencies, spent: after - before, turns: turns - turns_before })
     }
@@ -160,13 +170,13 @@ impl Series {
     }
 }
 
-/// Orchestrations one after the other, while somebody waits for them whose reads are not counted: requests, request units and turns
-/// of each.
-async fn counted(scene: &Scene, outcome: &mut Outcome, job: Job<'_>) -> Result<()> {
-    let (watcher, door) = scene.watcher().await?;
-    let series = Series::run(scene, Some(&watcher.client()), "counted", job).await?;
-    watcher.leave().await;
-    door.shutdown().await;
+/// Measures requests, request units and turns of orchestrations that run one after the other. A separate observer waits
+/// for them, and its reads are not counted.
+async fn count_requests(fixture: &Fixture, outcome: &mut Outcome, job: SequentialWorkload<'_>) -> Result<()> {
+    let (observer, server) = fixture.observer().await?;
+    let series = SeriesResult::run(fixture, Some(&observer.client()), "counted", job).await?;
+    observer.leave().await;
+    server.shutdown().await;
     if !series.latencies.is_empty() {
         outcome.lower(name::REQUESTS, series.spent.stats.total().requests as f64 / series.count());
         outcome.lower(name::UNITS, series.spent.units / series.count());
@@ -176,16 +186,16 @@ async fn counted(scene: &Scene, outcome: &mut Outcome, job: Job<'_>) -> Result<(
     Ok(())
 }
 
-/// Orchestrations one after the other, as the process that runs them waits for them itself: requests, request units and latency of
-/// each.
-pub async fn in_turn(scene: &Scene, outcome: &mut Outcome, job: Job<'_>) -> Result<()> {
-    let series = Series::run(scene, None, "single", job).await?;
+/// Measures requests, request units and latency of orchestrations that run one after the other. The process that runs
+/// them also waits for them.
+pub async fn run_sequentially(fixture: &Fixture, outcome: &mut Outcome, job: SequentialWorkload<'_>) -> Result<()> {
+    let series = SeriesResult::run(fixture, None, "single", job).await?;
     if series.latencies.is_empty() {
-        outcome.note = Some(format!("not one ended within {} s", job.cap.as_secs()));
+        outcome.note = Some(format!("no orchestration ended within {} s", job.cap.as_secs()));
         return Ok(());
     }
-    outcome.lower(name::WAITED_REQUESTS, series.spent.stats.total().requests as f64 / series.count());
-    outcome.lower(name::WAITED_UNITS, series.spent.units / series.count());
+    outcome.lower(name::CLIENT_REQUESTS, series.spent.stats.total().requests as f64 / series.count());
+    outcome.lower(name::CLIENT_UNITS, series.spent.units / series.count());
     if outcome.requests_by_kind.is_empty() {
         outcome.kinds(&series.spent, series.count());
     }
@@ -193,28 +203,29 @@ pub async fn in_turn(scene: &Scene, outcome: &mut Outcome, job: Job<'_>) -> Resu
     Ok(())
 }
 
-/// Several orchestrations under way: their rate, and what each costs then.
-pub async fn at_once(
-    scene: &Scene,
+/// Runs several orchestrations concurrently: measures their rate, and the requests and request units of each.
+pub async fn run_concurrently(
+    fixture: &Fixture,
     outcome: &mut Outcome,
     (orchestration, input): (&str, &str),
     total: u64,
     in_flight: usize,
     cap: Duration,
 ) -> Result<()> {
-    let (before, begun) = (scene.reading(), Instant::now());
+    let (before, begun) = (fixture.reading(), Instant::now());
     let next = Arc::new(AtomicU64::new(0));
     let done = Arc::new(AtomicU64::new(0));
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..in_flight {
-        let (client, next, done) = (scene.client(), Arc::clone(&next), Arc::clone(&done));
+        let (client, next, done) = (fixture.client(), Arc::clone(&next), Arc::clone(&done));
         let (orchestration, input) = (orchestration.to_owned(), input.to_owned());
         tasks.spawn(async move {
             while begun.elapsed() < cap {
                 let number = next.fetch_add(1, Ordering::Relaxed);
-                // What is under way when the time is up may end.
+                // Orchestrations in flight when the time is up may end.
                 let left = cap.saturating_sub(begun.elapsed()) + GRACE;
-                if number >= total || !one(&client, &format!("busy-{number}"), &orchestration, &input, left).await? {
+                if number >= total || !run_one(&client, &format!("busy-{number}"), &orchestration, &input, left).await?
+                {
                     break;
                 }
                 done.fetch_add(1, Ordering::Relaxed);
@@ -227,7 +238,7 @@ pub async fn at_once(
     }
     let elapsed = begun.elapsed().as_secs_f64();
     tokio::time::sleep(SETTLE).await;
-    let (spent, by) = (scene.reading() - before, done.load(Ordering::Relaxed).max(1) as f64);
+    let (spent, by) = (fixture.reading() - before, done.load(Ordering::Relaxed).max(1) as f64);
     outcome.higher(name::RATE, by / elapsed);
     outcome.lower(name::BUSY_REQUESTS, spent.stats.total().requests as f64 / by);
     outcome.lower(name::BUSY_UNITS, spent.units / by);
@@ -237,14 +248,14 @@ pub async fn at_once(
     Ok(())
 }
 
-/// A runtime that has done something and now has nothing to do.
-async fn idle(scene: &mut Scene, outcome: &mut Outcome, settle: Duration, watch: Duration) -> Result<()> {
-    scene.start().await;
-    warm_up(&scene.client(), "warm").await?;
+/// Measures a runtime that has run something and is now idle.
+async fn idle(fixture: &mut Fixture, outcome: &mut Outcome, settle: Duration, watch: Duration) -> Result<()> {
+    fixture.start().await;
+    warm_up(&fixture.client(), "warm").await?;
     tokio::time::sleep(settle).await;
-    let before = scene.reading();
+    let before = fixture.reading();
     tokio::time::sleep(watch).await;
-    let (spent, seconds) = (scene.reading() - before, watch.as_secs_f64());
+    let (spent, seconds) = (fixture.reading() - before, watch.as_secs_f64());
     outcome.lower(name::REQUESTS_A_SECOND, spent.stats.total().requests as f64 / seconds);
     outcome.lower(name::UNITS_A_SECOND, spent.units / seconds);
     outcome.kinds(&spent, seconds);

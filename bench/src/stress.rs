@@ -1,4 +1,4 @@
-//! duroxide's own stress test of providers, with the parameters by which others publish their figures.
+//! duroxide's own stress test of providers, with the parameters of the published figures of other providers.
 
 use std::sync::Arc;
 
@@ -9,31 +9,31 @@ use duroxide::provider_stress_tests::parallel_orchestrations::{
 use duroxide::provider_stress_tests::{StressTestConfig, StressTestResult};
 use duroxide::providers::Provider;
 
-use crate::scene::{Scene, Setting, Which};
+use crate::fixture::{Fixture, ProviderKind, Setting};
 
-/// A provider that is there already, as the test wants it.
-struct Ready(Arc<dyn Provider>);
+/// A factory for the test that returns an existing provider.
+struct ExistingProvider(Arc<dyn Provider>);
 
 #[async_trait::async_trait]
-impl ProviderStressFactory for Ready {
+impl ProviderStressFactory for ExistingProvider {
     async fn create_provider(&self) -> Arc<dyn Provider> {
         Arc::clone(&self.0)
     }
 }
 
-/// Runs the test with one dispatcher of each kind and with two, with SQLite and with these providers, and prints what comes of it.
-pub async fn compare(providers: &[Which], latency_ms: u64) -> Result<()> {
+/// Runs the test with one and with two dispatchers of each kind, on SQLite and on these providers. Prints the results.
+pub async fn compare(providers: &[ProviderKind], latency_ms: u64) -> Result<()> {
     println!(
-        "20 orchestrations at a time for 10 s, each with 5 activities of 10 ms at once; {latency_ms} ms a request.\n"
+        "20 orchestrations at a time for 10 s, each with 5 concurrent activities of 10 ms; {latency_ms} ms per request.\n"
     );
     println!("| Provider | Dispatchers | Completed | Failed | Orchestrations/s | Activities/s | ms each |");
     println!("|---|---|---|---|---|---|---|");
     for dispatchers in [1, 2] {
         sqlite(dispatchers).await?;
-        for which in providers {
-            let scene = Scene::open(*which, Setting { latency_ms, partitions: 4 }).await?;
-            report(which.package(), dispatchers, scene.store()).await?;
-            scene.close().await;
+        for kind in providers {
+            let fixture = Fixture::open(*kind, Setting { latency_ms, partitions: 4 }).await?;
+            report(kind.package(), dispatchers, fixture.provider()).await?;
+            fixture.close().await;
         }
     }
     Ok(())
@@ -53,14 +53,16 @@ async fn sqlite(dispatchers: usize) -> Result<()> {
 
 #[cfg(not(feature = "sqlite"))]
 async fn sqlite(_dispatchers: usize) -> Result<()> {
-    tracing::error!("without SQLite: it takes `cargo run --release -p bench --features sqlite -- --stress`");
+    tracing::error!(
+        "SQLite is left out; to include it, run `cargo run --release -p bench --features sqlite -- --stress`"
+    );
     Ok(())
 }
 
 async fn report(name: &str, dispatchers: usize, provider: Arc<dyn Provider>) -> Result<()> {
     let config =
         StressTestConfig { orch_concurrency: dispatchers, worker_concurrency: dispatchers, ..Default::default() };
-    let tested = run_parallel_orchestrations_test_with_config(&Ready(provider), config).await;
+    let tested = run_parallel_orchestrations_test_with_config(&ExistingProvider(provider), config).await;
     let StressTestResult { completed, failed, orch_throughput, activity_throughput, avg_latency_ms, .. } =
         tested.map_err(|error| anyhow::anyhow!("{error}"))?;
     println!(

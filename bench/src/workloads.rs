@@ -1,106 +1,106 @@
-//! The workloads, and how much of each is run.
+//! The workloads of one process and the number of their rounds.
 
 use std::time::Duration;
 
-use crate::scene::Which;
+use crate::fixture::ProviderKind;
 
-/// A workload.
+/// A workload of the benchmark.
 #[derive(Clone, Debug)]
 pub struct Workload {
-    /// Its name in the table.
+    /// The name in the table.
     pub name: &'static str,
-    /// Its name on the command line.
+    /// The name on the command line.
     pub slug: &'static str,
-    /// What is done.
+    /// The kind of workload, with its parameters.
     pub plan: Plan,
-    /// When a run is cut short.
+    /// The time after which a run is cut off.
     pub cap: Duration,
-    /// Whether the peer is left out, for want of time.
-    pub skip_peer: bool,
-    /// Physical partitions, where the setting has fewer: the emulator copies a whole one for every batch.
+    /// Whether duroxide-cdb is left out, because it would take too long.
+    pub skip_cdb: bool,
+    /// The minimum number of physical partitions. The emulator copies a whole partition for every batch.
     pub partitions: u32,
 }
 
-/// What is done.
+/// The kind of workload, with its parameters.
 #[derive(Clone, Debug)]
 pub enum Plan {
-    /// Orchestrations one after the other, then several at once.
+    /// Orchestrations that run one after the other, then several concurrently.
     Run {
-        /// The orchestration's name.
+        /// The name of the orchestration.
         orchestration: &'static str,
-        /// Its input.
+        /// The input of the orchestration.
         input: String,
-        /// How many one after the other.
+        /// The number of orchestrations one after the other.
         rounds: u64,
-        /// How many with several under way; none for zero.
+        /// The number of orchestrations with several in flight, or zero.
         busy: u64,
     },
-    /// A process that keeps several greetings under way, with more dispatchers than the others have.
+    /// A process that keeps several Hellos in flight, with more dispatchers than other workloads.
     Busy {
-        /// How many at a time.
-        under_way: usize,
-        /// How many in all.
+        /// The number in flight.
+        in_flight: usize,
+        /// The total number.
         count: u64,
     },
-    /// Greetings that wait before the runtime starts.
+    /// Hellos that wait before the runtime starts.
     Backlog {
-        /// How many.
+        /// The number of Hellos.
         waiting: u64,
-        /// On how many accounts in turn.
+        /// The number of accounts on which the backlog is repeated.
         repeats: u64,
-        /// Documents beside them that are nobody's work.
+        /// The number of padding documents, which no provider reads.
         padding: u64,
     },
-    /// A runtime with nothing to do.
+    /// An idle runtime.
     Idle {
-        /// Until the pollers have slowed down.
+        /// The time after which polling has slowed down.
         settle: Duration,
-        /// What is measured.
+        /// The time that is measured.
         watch: Duration,
     },
-    /// Two processes with a runtime each; one of them starts the orchestrations.
+    /// Two processes with a runtime each. One of them starts the orchestrations.
     TwoProcesses {
-        /// How many.
+        /// The number of orchestrations.
         busy: u64,
     },
-    /// The client in one process, the runtime in another.
-    ClientApart {
-        /// How many, one after the other.
+    /// A client in one process and the runtime in another.
+    RemoteClient {
+        /// The number of orchestrations, one after the other.
         rounds: u64,
     },
     /// Turns of an instance that has a history.
     History {
-        /// Its events.
+        /// The number of events in the history.
         events: u64,
-        /// How many turns.
+        /// The number of turns.
         turns: u64,
     },
 }
 
-/// The bytes of a large payload.
+/// The size of a large payload in bytes.
 const PAYLOAD: usize = 100 * 1024;
 
-/// What 380 greetings more would add, roughly: the emulator's own work grows with what a container holds, as the service's
-/// does not, and this tells the two apart.
+/// Roughly the number of documents of 380 more Hellos. The emulator's own work grows with the number of documents,
+/// unlike the service's. The padding separates that effect from the provider's.
 const PADDING: u64 = 380 * 3;
 
 impl Workload {
     fn new(name: &'static str, slug: &'static str, plan: Plan, cap: u64) -> Self {
-        Self { name, slug, plan, cap: Duration::from_secs(cap), skip_peer: false, partitions: 1 }
+        Self { name, slug, plan, cap: Duration::from_secs(cap), skip_cdb: false, partitions: 1 }
     }
 
-    /// Why this provider is left out, if it is.
-    pub fn skips(&self, which: Which) -> Option<&'static str> {
-        (self.skip_peer && which == Which::Peer).then_some("not run with the peer: it would take many minutes")
+    /// Returns the reason why this provider is left out, if it is.
+    pub fn skips(&self, kind: ProviderKind) -> Option<&'static str> {
+        (self.skip_cdb && kind == ProviderKind::Cdb).then_some("not run: it would take many minutes")
     }
 
-    /// Whether it tells what handing over changes.
+    /// Whether the workload runs in one busy process, where inline claims make a difference.
     pub fn is_of_one_process(&self) -> bool {
         matches!(self.plan, Plan::Run { .. } | Plan::Busy { .. })
     }
 }
 
-/// All workloads; `quick` takes a few rounds of each.
+/// Returns all workloads. `quick` reduces the number of rounds.
 pub fn all(quick: bool) -> Vec<Workload> {
     let mut all = runs(quick);
     all.extend(busy(quick));
@@ -129,16 +129,16 @@ fn runs(quick: bool) -> Vec<Workload> {
 }
 
 fn busy(quick: bool) -> Vec<Workload> {
-    let each = |(name, slug, under_way, count): (&'static str, &'static str, usize, u64)| {
+    let each = |(name, slug, in_flight, count): (&'static str, &'static str, usize, u64)| {
         let count = if quick { count / 5 } else { count };
-        Workload::new(name, slug, Plan::Busy { under_way, count }, 15)
+        Workload::new(name, slug, Plan::Busy { in_flight, count }, 15)
     };
-    // The emulator copies a whole partition for every batch: on several it takes less of the machine.
+    // The emulator copies a whole partition for every batch. With more partitions it uses less CPU.
     let on_many = |workload| Workload { partitions: 64, ..workload };
     let sizes = [
-        ("Hello, 8 under way, 16 + 16", "busy8", 8, 800),
-        ("Hello, 32 under way, 16 + 16", "busy32", 32, 1_200),
-        ("Hello, 128 under way, 16 + 16", "busy128", 128, 1_600),
+        ("Hello, 8 in flight, 16 + 16", "busy8", 8, 800),
+        ("Hello, 32 in flight, 16 + 16", "busy32", 32, 1_200),
+        ("Hello, 128 in flight, 16 + 16", "busy128", 128, 1_600),
     ];
     sizes.map(each).map(on_many).into()
 }
@@ -147,7 +147,7 @@ fn backlogs(quick: bool) -> Vec<Workload> {
     let backlog = |waiting, repeats, padding| Plan::Backlog { waiting, repeats, padding };
     let small = if quick { 1 } else { 3 };
     let mut large = Workload::new("Backlog of 2,000", "backlog2000", backlog(2000, 1, 0), 30);
-    large.skip_peer = true;
+    large.skip_cdb = true;
     large.partitions = 8;
     let mut backlogs = vec![
         Workload::new("Backlog of 20", "backlog20", backlog(20, small, 0), 10),
@@ -170,7 +170,7 @@ fn others(quick: bool) -> Vec<Workload> {
         Workload::new("History of 10", "history10", history(10), 15),
         Workload::new("History of 2,000", "history2000", history(2000), 30),
         Workload::new("Two processes", "processes", Plan::TwoProcesses { busy: some(200) }, 15),
-        Workload::new("Client apart", "apart", Plan::ClientApart { rounds: some(15) }, 12),
+        Workload::new("Client in another process", "remote-client", Plan::RemoteClient { rounds: some(15) }, 12),
         Workload::new("Idle", "idle", idle, 60),
     ]
 }

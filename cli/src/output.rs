@@ -1,4 +1,4 @@
-//! What is printed: tables for people, one object a line for programs.
+//! Output: tables for people, one JSON object per line for programs.
 
 use comfy_table::{presets, ContentArrangement, Table};
 use serde::Serialize;
@@ -8,24 +8,24 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-/// How results are told.
+/// The format of the output.
 #[derive(Clone, Copy)]
 pub struct Output {
     pub json: bool,
 }
 
-/// The reader has gone away, as `head` does when it has enough.
-static NOBODY_READS: AtomicBool = AtomicBool::new(false);
-/// Something that somebody reads could not be written: a disk is full.
+/// The reader of the output has gone, as `head` does after its last line.
+static IS_READER_GONE: AtomicBool = AtomicBool::new(false);
+/// The output could not be written although its reader is there, for example because a disk is full.
 static IS_LOST: AtomicBool = AtomicBool::new(false);
 
-/// Whether nobody reads what is printed any more.
-pub fn nobody_reads() -> bool {
-    NOBODY_READS.load(Ordering::Relaxed)
+/// Whether further output is pointless: its reader has gone, or a write has failed.
+pub fn is_reader_gone() -> bool {
+    IS_READER_GONE.load(Ordering::Relaxed)
 }
 
 impl Output {
-    /// An object for programs; `kind` says what it is.
+    /// Prints an object for programs. The field `kind` names its type.
     pub fn object(self, kind: &str, value: &impl Serialize) {
         if !self.json {
             return;
@@ -37,22 +37,22 @@ impl Output {
         print_line(&object.to_string());
     }
 
-    /// A line for people.
+    /// Prints a line for people.
     pub fn line(self, text: impl AsRef<str>) {
         if !self.json {
-            print_line(&plain_lines(text.as_ref()));
+            print_line(&escape_lines(text.as_ref()));
         }
     }
 
-    /// What an orchestration has returned: as it is, but for a terminal.
+    /// Prints the output of an orchestration. It is escaped only for a terminal.
     pub fn result(self, text: &str) {
         if !self.json {
             let is_terminal = std::io::stdout().is_terminal();
-            print_line(&if is_terminal { plain_lines(text) } else { text.to_owned() });
+            print_line(&if is_terminal { escape_lines(text) } else { text.to_owned() });
         }
     }
 
-    /// Rows for people.
+    /// Prints rows for people.
     pub fn table(self, header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) {
         if self.json {
             return;
@@ -60,7 +60,7 @@ impl Output {
         let mut table = Table::new();
         table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled).set_header(header);
         for row in rows {
-            table.add_row(row.iter().map(|cell| plain(cell)));
+            table.add_row(row.iter().map(|cell| escape(cell)));
         }
         for line in table.lines() {
             print_line(line.trim_end());
@@ -68,19 +68,19 @@ impl Output {
     }
 }
 
-/// Whether output was lost for another reason than that nobody reads it.
+/// Whether output was lost for another reason than a reader that has gone.
 pub fn is_lost() -> bool {
     IS_LOST.load(Ordering::Relaxed)
 }
 
-/// Prints a line. A command goes on to its end although nobody reads it: a repair must not stop half-way for `| head`
-/// or a full disk.
+/// Prints a line. A command continues after a failed write: a repair must not stop half-way for `| head` or a full
+/// disk.
 fn print_line(line: &str) {
-    if nobody_reads() {
+    if is_reader_gone() {
         return;
     }
     if let Err(error) = writeln!(std::io::stdout().lock(), "{line}") {
-        NOBODY_READS.store(true, Ordering::Relaxed);
+        IS_READER_GONE.store(true, Ordering::Relaxed);
         if error.kind() != ErrorKind::BrokenPipe {
             IS_LOST.store(true, Ordering::Relaxed);
             print_error(&format!("error: the output can't be written: {error}"));
@@ -88,31 +88,31 @@ fn print_line(line: &str) {
     }
 }
 
-/// Prints a line to standard error. It may be gone as well (`2>&1 | head`), and there is nobody else to tell.
+/// Prints a line to standard error. A failure is ignored: with `2>&1 | head` the reader may have gone.
 pub fn print_error(line: &str) {
     writeln!(std::io::stderr().lock(), "{line}").ok();
 }
 
-/// Text that others wrote, as one line that does nothing to a terminal.
-pub fn plain(text: &str) -> String {
-    text.chars().flat_map(|c| if is_odd(c) { c.escape_default().collect() } else { vec![c] }).collect()
+/// Escapes foreign text into one line that cannot control a terminal.
+pub fn escape(text: &str) -> String {
+    text.chars().flat_map(|c| if is_unsafe(c) { c.escape_default().collect() } else { vec![c] }).collect()
 }
 
-/// The same, with its lines.
-pub fn plain_lines(text: &str) -> String {
-    text.split('\n').map(plain).collect::<Vec<_>>().join("\n")
+/// Escapes foreign text and keeps its line breaks.
+pub fn escape_lines(text: &str) -> String {
+    text.split('\n').map(escape).collect::<Vec<_>>().join("\n")
 }
 
-/// Whether a character moves the cursor, turns the direction, or can't be seen.
-fn is_odd(c: char) -> bool {
+/// Whether a character moves the cursor, changes the text direction, or is invisible.
+fn is_unsafe(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
 }
 
-/// The beginning of a text, in one line.
-pub fn short(text: &str, most: usize) -> String {
-    let text = plain(text);
-    match text.char_indices().nth(most) {
+/// The first `limit` characters of a text, escaped into one line.
+pub fn short(text: &str, limit: usize) -> String {
+    let text = escape(text);
+    match text.char_indices().nth(limit) {
         Some((at, _)) => format!("{}…", &text[..at]),
         None => text,
     }
@@ -123,10 +123,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_wrote_can_t_move_the_cursor_or_turn_the_line() {
-        assert_eq!(plain("a\u{1b}[2Jb\nc"), "a\\u{1b}[2Jb\\nc");
-        assert_eq!(plain("\u{202e}drow"), "\\u{202e}drow");
-        assert_eq!(plain_lines("a\n\u{7}b"), "a\n\\u{7}b");
+    fn foreign_text_cannot_move_the_cursor_or_change_the_text_direction() {
+        assert_eq!(escape("a\u{1b}[2Jb\nc"), "a\\u{1b}[2Jb\\nc");
+        assert_eq!(escape("\u{202e}drow"), "\\u{202e}drow");
+        assert_eq!(escape_lines("a\n\u{7}b"), "a\n\\u{7}b");
         assert_eq!(short("héllo", 3), "hél…");
         assert_eq!(short("héllo", 5), "héllo");
     }

@@ -1,6 +1,6 @@
-//! The page.
+//! `serve`: serves the dashboard.
 
-use crate::{account::Account, output::Output, End, Result};
+use crate::{account::Account, output::Output, Outcome, Result};
 use anyhow::{ensure, Context};
 use clap::Args;
 use duroxide_cosmos_dashboard::{serve, Options};
@@ -10,13 +10,13 @@ use tokio::net::TcpListener;
 
 #[derive(Args)]
 pub struct Serve {
-    /// Where to listen; port 0 takes any that is free. Where others can reach it, --token is needed
+    /// The address and port; port 0 takes a free port. An address that other machines can reach needs --token
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8090")]
     listen: SocketAddr,
-    /// Who looks must have this token
+    /// The token that every request must carry, at least eight characters
     #[arg(long, env = "DUROXIDE_COSMOS_TOKEN", hide_env_values = true)]
     token: Option<String>,
-    /// Lets those who look cancel, mend and delete instances and raise events. Changes
+    /// Lets users cancel, repair and delete instances and raise events. Modifies data
     #[arg(long)]
     allow_changes: bool,
 }
@@ -24,26 +24,26 @@ pub struct Serve {
 impl Serve {
     pub async fn run(self, account: &Account, output: Output) -> Result {
         let Self { listen, token, allow_changes } = self;
-        ensure!(token.as_ref().is_none_or(|token| token.len() >= 8), "a token has eight characters at least");
+        ensure!(token.as_ref().is_none_or(|token| token.len() >= 8), "a token needs at least eight characters");
         ensure!(
             listen.ip().is_loopback() || token.is_some(),
-            "others can reach {listen}: give a token that they must have with --token, or listen on 127.0.0.1"
+            "other machines can reach {listen}: set a token with --token, or listen on 127.0.0.1"
         );
         let listener = TcpListener::bind(listen).await;
         let listener =
-            listener.with_context(|| format!("can't listen on {listen}; choose another place with --listen"))?;
+            listener.with_context(|| format!("can't listen on {listen}; choose another address with --listen"))?;
         let address = listener.local_addr()?;
-        let behind = if token.is_some() { "#token=<token>" } else { "" };
+        let fragment = if token.is_some() { "#token=<token>" } else { "" };
         output.object("serving", &json!({ "address": format!("http://{address}/"), "allowChanges": allow_changes }));
-        output.line(format!("open http://{address}/{behind}   (Ctrl-C ends it)"));
+        output.line(format!("open http://{address}/{fragment}   (Ctrl-C stops the server)"));
         let options = Options::default().with_changes(allow_changes).with_token(token);
-        serve(listener, account.provider.clone(), options, stop()).await?;
-        Ok(End::Done)
+        serve(listener, account.provider.clone(), options, stop_signal()).await?;
+        Ok(Outcome::Done)
     }
 }
 
-/// Until somebody has had enough.
-async fn stop() {
+/// Waits for Ctrl-C.
+async fn stop_signal() {
     if let Err(error) = tokio::signal::ctrl_c().await {
         tracing::warn!(%error, "can't wait for Ctrl-C");
         std::future::pending::<()>().await;

@@ -1,6 +1,6 @@
-//! What the page asks for, as JSON.
+//! The JSON API of the dashboard.
 
-use crate::{instance::family, timeline, Shared};
+use crate::{instance::instance_tree, timeline, Shared};
 use axum::{
     extract::{Query, State},
     http::StatusCode,
@@ -8,7 +8,7 @@ use axum::{
     Json,
 };
 use duroxide::{providers::SystemMetrics, Client, ClientError, OrchestrationStatus};
-use duroxide_cosmos::operate::InstanceQuery;
+use duroxide_cosmos::operate::{InstanceQuery, InstanceSummary};
 use serde::{Deserialize, Serialize};
 use serde_json::{json, Map, Value};
 use std::{
@@ -19,54 +19,56 @@ use std::{
 };
 use tokio::sync::Mutex;
 
-/// An overview serves all who look within so long.
-const FRESH: Duration = Duration::from_secs(2);
-/// Instances of one page.
+/// One overview answers every request within this time.
+const OVERVIEW_AGE: Duration = Duration::from_secs(2);
+/// Instances of one page of the list.
 const PAGE: usize = 50;
-/// Entries of a history that are sent at once.
+/// Timeline entries of one answer.
 const ENTRIES: usize = 500;
-/// Characters of an input or output that are sent with the others; the rest is asked for.
-const SHORT: usize = 300;
-/// Members of a family that are shown.
-const FAMILY: usize = 500;
+/// Characters of an input or output in a timeline. The browser requests the rest on demand.
+const PAYLOAD: usize = 300;
+/// Instances of a tree that are shown.
+const TREE: usize = 500;
 /// Executions that are shown.
 const EXECUTIONS: usize = 50;
+/// Ancestors that are followed to find a root.
+const ANCESTORS: usize = 100;
 
-type At = State<Arc<Shared>>;
-type Told = Result<Json<Value>, Failure>;
+type SharedState = State<Arc<Shared>>;
+type ApiResult = Result<Json<Value>, ApiError>;
 
-/// Why there is no answer.
-pub(crate) struct Failure(StatusCode, String);
+/// An error that the browser shows.
+pub(crate) struct ApiError(StatusCode, String);
 
-impl IntoResponse for Failure {
+impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         (self.0, Json(json!({ "error": self.1 }))).into_response()
     }
 }
 
-impl<E: Display> From<E> for Failure {
-    /// The account did not answer, or not as it should.
+impl<E: Display> From<E> for ApiError {
+    /// The account did not answer, or its answer was an error.
     fn from(error: E) -> Self {
         Self(StatusCode::BAD_GATEWAY, error.to_string())
     }
 }
 
-fn not_found(id: &str) -> Failure {
-    Failure(StatusCode::NOT_FOUND, format!("there is no instance {id:?}, or no worker has taken up its start yet"))
+fn not_found(id: &str) -> ApiError {
+    ApiError(StatusCode::NOT_FOUND, format!("there is no instance {id:?}, or no worker has processed its start yet"))
 }
 
-/// The overview that was worked out last.
+/// The last overview, with the time of its reads.
 #[derive(Default)]
-pub(crate) struct Overview(Mutex<Option<(Instant, Value)>>);
+pub(crate) struct CachedOverview(Mutex<Option<(Instant, Value)>>);
 
-/// Counts and their trend, queues, the fleet. However many look, the account is asked once.
-pub(crate) async fn overview(State(shared): At) -> Told {
-    let mut kept = shared.overview.0.lock().await;
-    if let Some((_, value)) = kept.as_ref().filter(|(at, _)| at.elapsed() < FRESH) {
+/// Counts and their trend, queues and workers. Many viewers cost as much as one, because they share an answer.
+pub(crate) async fn overview(State(shared): SharedState) -> ApiResult {
+    let mut cached = shared.overview.0.lock().await;
+    if let Some((_, value)) = cached.as_ref().filter(|(at, _)| at.elapsed() < OVERVIEW_AGE) {
         return Ok(Json(value.clone()));
     }
     let provider = &shared.provider;
-    let (metrics, queues, late, members) = tokio::join!(
+    let (metrics, queues, undelivered, workers) = tokio::join!(
         shared.client.get_system_metrics(),
         provider.queues(),
         provider.late_intents(),
@@ -81,16 +83,16 @@ pub(crate) async fn overview(State(shared): At) -> Told {
     let mut parts = Parts::default();
     parts.add("counts", metrics.map(counts));
     parts.add("queues", queues);
-    parts.add("late", late);
-    parts.add("members", members);
+    parts.add("undelivered", undelivered);
+    parts.add("workers", workers);
     let mut value = parts.answer()?;
     value["trend"] = json!(shared.trend.all());
     value["allowChanges"] = json!(shared.allow_changes);
-    *kept = Some((Instant::now(), value.clone()));
+    *cached = Some((Instant::now(), value.clone()));
     Ok(Json(value))
 }
 
-/// The parts of an answer. A part that fails is `null`, and `failures` says why; the other parts are shown.
+/// The parts of an answer. A part that fails is `null`, and `failures` contains its error. The other parts are shown.
 #[derive(Default)]
 struct Parts {
     answer: Map<String, Value>,
@@ -108,79 +110,84 @@ impl Parts {
     }
 
     /// The answer, if at least one part succeeded.
-    fn answer(mut self) -> Result<Value, Failure> {
+    fn answer(mut self) -> Result<Value, ApiError> {
         if self.failures.len() == self.answer.len() {
-            let first = self.failures.values().find_map(Value::as_str).unwrap_or("there is no answer");
-            return Err(Failure(StatusCode::BAD_GATEWAY, first.to_owned()));
+            let first = self.failures.values().find_map(Value::as_str).unwrap_or("the account did not answer");
+            return Err(ApiError(StatusCode::BAD_GATEWAY, first.to_owned()));
         }
         self.answer.insert("failures".to_owned(), Value::Object(self.failures));
         Ok(Value::Object(self.answer))
     }
 }
 
-/// Which instances a list is of.
+/// The filters of the list.
 #[derive(Deserialize)]
-pub(crate) struct Wanted {
+pub(crate) struct ListParameters {
     status: Option<String>,
     name: Option<String>,
     parent: Option<String>,
     text: Option<String>,
-    /// Created within so many seconds.
+    /// The maximum age, in seconds.
     newer: Option<u64>,
     cursor: Option<String>,
 }
 
-pub(crate) async fn instances(State(shared): At, Query(wanted): Query<Wanted>) -> Told {
-    let given = |text: Option<String>| text.filter(|text| !text.is_empty());
+pub(crate) async fn instances(State(shared): SharedState, Query(list): Query<ListParameters>) -> ApiResult {
+    let non_empty = |text: Option<String>| text.filter(|text| !text.is_empty());
     let mut query = InstanceQuery::default();
-    (query.status, query.name) = (given(wanted.status), given(wanted.name));
-    (query.parent, query.text) = (given(wanted.parent), given(wanted.text));
+    (query.status, query.name) = (non_empty(list.status), non_empty(list.name));
+    (query.parent, query.text) = (non_empty(list.parent), non_empty(list.text));
     let now = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
-    let since = wanted.newer.map(|newer| now.saturating_sub(Duration::from_secs(newer)));
+    let since = list.newer.map(|newer| now.saturating_sub(Duration::from_secs(newer)));
     query.created_after = since.map(|since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX));
-    let page = shared.provider.instances(&query, given(wanted.cursor).as_deref(), PAGE).await?;
+    let page = shared.provider.instances(&query, non_empty(list.cursor).as_deref(), PAGE).await?;
     Ok(Json(json!(page)))
 }
 
-/// Which instance, and what of it.
+/// An instance, and the part of it that is requested.
 #[derive(Deserialize)]
-pub(crate) struct Which {
+pub(crate) struct InstanceParameters {
     id: String,
     execution: Option<u64>,
-    /// From which entry on.
+    /// The index of the first timeline entry.
     #[serde(default)]
-    from: usize,
+    offset: usize,
     event: Option<u64>,
 }
 
-pub(crate) async fn instance(State(shared): At, Query(which): Query<Which>) -> Told {
-    let Which { id, .. } = which;
+/// The instance that a request names.
+async fn read_instance(shared: &Shared, id: &str) -> Result<InstanceSummary, ApiError> {
+    shared.provider.instance(id).await?.ok_or_else(|| not_found(id))
+}
+
+pub(crate) async fn instance(State(shared): SharedState, Query(request): Query<InstanceParameters>) -> ApiResult {
+    let id = &request.id;
     let (client, provider) = (&shared.client, &shared.provider);
-    let found = provider.instance(&id).await?.ok_or_else(|| not_found(&id))?;
+    let instance = read_instance(&shared, id).await?;
     let is_orphan = async {
-        let Some(_) = &found.parent else { return Ok(false) };
-        provider.parent_of(&id).await.map(|parent| parent.is_none())
+        let Some(_) = &instance.parent else { return Ok(false) };
+        provider.parent_of(id).await.map(|parent| parent.is_none())
     };
     let (status, executions, values, orphan) = tokio::join!(
-        client.get_orchestration_status(&id),
-        executions(client, &id),
-        client.get_kv_all_values(&id),
+        client.get_orchestration_status(id),
+        executions(client, id),
+        client.get_kv_all_values(id),
         is_orphan
     );
     let outcome = |status: OrchestrationStatus| {
-        let (result, custom) = crate::instance::told_by(&status);
-        json!({ "result": result, "customStatus": custom })
+        let (result, custom_status) = crate::instance::result_and_custom_status(&status);
+        json!({ "result": result, "customStatus": custom_status })
     };
     let mut parts = Parts::default();
     parts.add("outcome", status.map(outcome));
     parts.add("orphan", orphan);
     parts.add("values", values);
     parts.add("executions", executions);
-    parts.add("instance", Ok::<_, Infallible>(&found));
+    parts.add("instance", Ok::<_, Infallible>(&instance));
     Ok(Json(parts.answer()?))
 }
 
-/// The latest executions of an instance, and how many there are.
+/// The latest executions of an instance, and the number of all of them.
 async fn executions(client: &Client, id: &str) -> Result<Value, ClientError> {
     let all = client.list_executions(id).await?;
     let mut shown = Vec::new();
@@ -194,138 +201,145 @@ async fn executions(client: &Client, id: &str) -> Result<Value, ClientError> {
     Ok(json!({ "count": all.len(), "shown": shown }))
 }
 
-/// The timeline of an execution, from its `from`th entry on.
-pub(crate) async fn history(State(shared): At, Query(which): Query<Which>) -> Told {
-    let (execution, events, entries) = entries(&shared, &which).await?;
-    let from = which.from.min(entries.len());
-    let shown: Vec<Value> = entries[from..]
-        .iter()
-        .take(ENTRIES)
-        .map(|entry| {
-            let mut told = json!(entry);
-            for field in ["input", "output"] {
-                let text = told[field].as_str().unwrap_or_default();
-                if let Some((at, _)) = text.char_indices().nth(SHORT) {
-                    told[field] = json!(text[..at]);
-                    told["cut"] = json!(true);
-                }
-            }
-            told
-        })
-        .collect();
+/// The timeline of an execution, from the entry with index `offset`.
+pub(crate) async fn history(State(shared): SharedState, Query(request): Query<InstanceParameters>) -> ApiResult {
+    let history = read_history(&shared, &request).await?;
+    let entries = &history.entries;
+    let offset = request.offset.min(entries.len());
+    let shown: Vec<Value> = entries[offset..].iter().take(ENTRIES).map(shorten).collect();
     let first = entries.first().map(|entry| entry.at);
     let last = entries.iter().map(|entry| entry.ended.unwrap_or(entry.at)).max();
     Ok(Json(json!({
-        "execution": execution, "events": events, "entries": shown, "from": from, "total": entries.len(),
-        "begins": first, "ends": last,
+        "execution": history.execution, "events": history.events, "entries": shown, "offset": offset,
+        "total": entries.len(), "startedAt": first, "lastEventAt": last,
     })))
 }
 
-async fn entries(shared: &Shared, which: &Which) -> Result<(u64, usize, Vec<timeline::Entry>), Failure> {
-    let id = &which.id;
-    let found = shared.provider.instance(id).await?.ok_or_else(|| not_found(id))?;
-    let execution = which.execution.unwrap_or(found.execution);
-    let events = shared.client.read_execution_history(id, execution).await?;
-    if events.is_empty() {
-        return Err(Failure(StatusCode::NOT_FOUND, format!("{id:?} has no execution {execution}")));
+/// An entry with shortened payloads. The field `truncated` marks it.
+fn shorten(entry: &timeline::Entry) -> Value {
+    let mut object = json!(entry);
+    for field in ["input", "output"] {
+        let text = object[field].as_str().unwrap_or_default();
+        if let Some((at, _)) = text.char_indices().nth(PAYLOAD) {
+            object[field] = json!(text[..at]);
+            object["truncated"] = json!(true);
+        }
     }
-    Ok((execution, events.len(), timeline::entries(&events)))
+    object
 }
 
-/// One entry of a timeline, whole.
-pub(crate) async fn entry(State(shared): At, Query(which): Query<Which>) -> Told {
-    let (_, _, entries) = entries(&shared, &which).await?;
-    let entry = entries.into_iter().find(|entry| Some(entry.event) == which.event);
-    let missing = || Failure(StatusCode::NOT_FOUND, format!("{:?} has no such event", which.id));
+/// The history of one execution.
+struct History {
+    execution: u64,
+    events: usize,
+    entries: Vec<timeline::Entry>,
+}
+
+async fn read_history(shared: &Shared, request: &InstanceParameters) -> Result<History, ApiError> {
+    let id = &request.id;
+    let instance = read_instance(shared, id).await?;
+    let execution = request.execution.unwrap_or(instance.execution);
+    let events = shared.client.read_execution_history(id, execution).await?;
+    if events.is_empty() {
+        return Err(ApiError(StatusCode::NOT_FOUND, format!("{id:?} has no execution {execution}")));
+    }
+    Ok(History { execution, events: events.len(), entries: timeline::entries(&events) })
+}
+
+/// One entry of a timeline with its whole payloads.
+pub(crate) async fn entry(State(shared): SharedState, Query(request): Query<InstanceParameters>) -> ApiResult {
+    let history = read_history(&shared, &request).await?;
+    let entry = history.entries.into_iter().find(|entry| Some(entry.event) == request.event);
+    let missing = || ApiError(StatusCode::NOT_FOUND, format!("{:?} has no such event", request.id));
     Ok(Json(json!(entry.ok_or_else(missing)?)))
 }
 
-/// The family of an instance, from its root on.
-pub(crate) async fn tree(State(shared): At, Query(which): Query<Which>) -> Told {
-    let mut root = shared.provider.instance(&which.id).await?.ok_or_else(|| not_found(&which.id))?;
-    // A parent that is gone ends it; so does a circle, which only a broken container can have.
-    for _ in 0..100 {
+/// The tree of an instance, from its root.
+pub(crate) async fn tree(State(shared): SharedState, Query(request): Query<InstanceParameters>) -> ApiResult {
+    let mut root = read_instance(&shared, &request.id).await?;
+    // A parent that no longer exists ends the search. The limit ends a cycle, which only a damaged container has.
+    for _ in 0..ANCESTORS {
         let Some(parent) = root.parent.clone() else { break };
-        let Some(above) = shared.provider.instance(&parent).await? else { break };
-        root = above;
+        let Some(ancestor) = shared.provider.instance(&parent).await? else { break };
+        root = ancestor;
     }
-    let members = family(&shared.provider, &shared.client, &root.id, FAMILY).await?;
-    Ok(Json(json!({ "root": root.id, "most": FAMILY, "members": members })))
+    let instances = instance_tree(&shared.provider, &shared.client, &root.id, TREE).await?;
+    Ok(Json(json!({ "root": root.id, "limit": TREE, "instances": instances })))
 }
 
-pub(crate) async fn doctor(State(shared): At, Query(which): Query<Which>) -> Told {
-    let diagnosis = shared.provider.doctor().await?.diagnose(&which.id).await?;
-    Ok(Json(json!(diagnosis.ok_or_else(|| not_found(&which.id))?)))
+pub(crate) async fn doctor(State(shared): SharedState, Query(request): Query<InstanceParameters>) -> ApiResult {
+    let diagnosis = shared.provider.doctor().await?.diagnose(&request.id).await?;
+    Ok(Json(json!(diagnosis.ok_or_else(|| not_found(&request.id))?)))
 }
 
-/// What is to be done with an instance.
+/// A change to an instance.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Order {
+pub(crate) struct ChangeRequest {
     id: String,
+    /// The name of the event.
     #[serde(default)]
     name: String,
+    /// The data of the event, or the reason of the cancellation.
     #[serde(default)]
     text: String,
     #[serde(default)]
     force: bool,
-    /// When the instance that was shown was created.
+    /// The creation time of the instance that the browser has shown.
     created_at: Option<u64>,
-    /// The findings that were shown.
+    /// The details of the findings that the browser has shown.
     #[serde(default)]
-    said: Vec<String>,
+    findings: Vec<String>,
 }
 
 impl Shared {
-    fn may_change(&self) -> Result<(), Failure> {
-        let says = "this page only reads: it was started without --allow-changes";
+    fn check_changes_allowed(&self) -> Result<(), ApiError> {
         if self.allow_changes {
-            Ok(())
-        } else {
-            Err(Failure(StatusCode::FORBIDDEN, says.to_owned()))
+            return Ok(());
         }
+        let message = "this dashboard only reads: it was started without --allow-changes";
+        Err(ApiError(StatusCode::FORBIDDEN, message.to_owned()))
     }
 }
 
-/// Something can't be done as it was asked for.
-fn refused(error: impl Display) -> Failure {
-    Failure(StatusCode::CONFLICT, error.to_string())
+/// The change is not possible in the present state of the instance.
+fn conflict(error: impl Display) -> ApiError {
+    ApiError(StatusCode::CONFLICT, error.to_string())
 }
 
-pub(crate) async fn cancel(State(shared): At, Json(order): Json<Order>) -> Told {
-    shared.may_change()?;
-    shared.provider.instance(&order.id).await?.ok_or_else(|| not_found(&order.id))?;
-    shared.client.cancel_instance(&order.id, &order.text).await.map_err(refused)?;
+pub(crate) async fn cancel(State(shared): SharedState, Json(change): Json<ChangeRequest>) -> ApiResult {
+    shared.check_changes_allowed()?;
+    read_instance(&shared, &change.id).await?;
+    shared.client.cancel_instance(&change.id, &change.text).await.map_err(conflict)?;
     Ok(Json(json!({ "done": "asked to stop" })))
 }
 
-pub(crate) async fn raise(State(shared): At, Json(order): Json<Order>) -> Told {
-    shared.may_change()?;
-    shared.provider.instance(&order.id).await?.ok_or_else(|| not_found(&order.id))?;
-    if order.name.is_empty() {
-        return Err(Failure(StatusCode::BAD_REQUEST, "an event has a name".to_owned()));
+pub(crate) async fn raise(State(shared): SharedState, Json(change): Json<ChangeRequest>) -> ApiResult {
+    shared.check_changes_allowed()?;
+    read_instance(&shared, &change.id).await?;
+    if change.name.is_empty() {
+        return Err(ApiError(StatusCode::BAD_REQUEST, "an event needs a name".to_owned()));
     }
-    shared.client.raise_event(&order.id, &order.name, &order.text).await.map_err(refused)?;
-    Ok(Json(json!({ "done": format!("raised {}", order.name) })))
+    shared.client.raise_event(&change.id, &change.name, &change.text).await.map_err(conflict)?;
+    Ok(Json(json!({ "done": format!("raised {}", change.name) })))
 }
 
-/// Mends what was shown, as far as it is found again.
-pub(crate) async fn repair(State(shared): At, Json(order): Json<Order>) -> Told {
-    shared.may_change()?;
+/// Repairs the findings that the browser has shown, if the doctor finds them again.
+pub(crate) async fn repair(State(shared): SharedState, Json(change): Json<ChangeRequest>) -> ApiResult {
+    shared.check_changes_allowed()?;
     let doctor = shared.provider.doctor().await?;
-    let mut diagnosis = doctor.diagnose(&order.id).await?.ok_or_else(|| not_found(&order.id))?;
-    diagnosis.findings.retain(|finding| order.said.contains(&finding.detail));
+    let mut diagnosis = doctor.diagnose(&change.id).await?.ok_or_else(|| not_found(&change.id))?;
+    diagnosis.findings.retain(|finding| change.findings.contains(&finding.detail));
     Ok(Json(json!(doctor.repair(&diagnosis).await?)))
 }
 
-pub(crate) async fn delete(State(shared): At, Json(order): Json<Order>) -> Told {
-    shared.may_change()?;
-    let found = shared.provider.instance(&order.id).await?.ok_or_else(|| not_found(&order.id))?;
-    if order.created_at.is_some_and(|shown| shown != found.created_at) {
-        return Err(refused("another instance has this id now: look at it first"));
+pub(crate) async fn delete(State(shared): SharedState, Json(change): Json<ChangeRequest>) -> ApiResult {
+    shared.check_changes_allowed()?;
+    let instance = read_instance(&shared, &change.id).await?;
+    if change.created_at.is_some_and(|shown| shown != instance.created_at) {
+        return Err(conflict("another instance has this id now: open it first"));
     }
-    let gone = shared.client.delete_instance(&order.id, order.force).await.map_err(refused)?;
-    Ok(Json(
-        json!({ "done": format!("deleted {} instances with {} events", gone.instances_deleted, gone.events_deleted) }),
-    ))
+    let deleted = shared.client.delete_instance(&change.id, change.force).await.map_err(conflict)?;
+    let (instances, events) = (deleted.instances_deleted, deleted.events_deleted);
+    Ok(Json(json!({ "done": format!("deleted {instances} instances with {events} events") })))
 }

@@ -1,4 +1,5 @@
-//! Who may ask: on this machine everybody who comes from the page itself, elsewhere those with the token.
+//! Access control. Without a token the server answers requests from this machine only. With a token every request
+//! for data needs it.
 
 use axum::{
     extract::{Request, State},
@@ -11,10 +12,10 @@ use serde_json::json;
 use std::{net::IpAddr, sync::Arc};
 use subtle::ConstantTimeEq;
 
-/// The page's own requests that change something have this: another site's can't, without asking first.
-const OWN: HeaderName = HeaderName::from_static("x-duroxide-page");
+/// The header of every change from the dashboard. A page of another site cannot send it without a preflight request.
+const CHANGE_HEADER: HeaderName = HeaderName::from_static("x-duroxide-dashboard");
 
-/// What a request must show.
+/// The conditions that a request must meet.
 pub(crate) struct Guard {
     token: Option<String>,
 }
@@ -24,26 +25,27 @@ impl Guard {
         Self { token }
     }
 
-    /// Why a request is refused.
-    fn refuses(&self, method: &Method, headers: &HeaderMap) -> Option<(StatusCode, &'static str)> {
+    /// The status and the message of a refusal; `None` if the request is allowed.
+    fn refusal(&self, method: &Method, headers: &HeaderMap) -> Option<(StatusCode, &'static str)> {
         match &self.token {
             Some(token) if !has_token(headers, token) => {
                 return Some((
                     StatusCode::UNAUTHORIZED,
-                    "the token is missing or wrong: open the page with #token=… behind its address",
+                    "the token is missing or wrong: open the dashboard with #token=… behind its address",
                 ));
             }
-            // A name of somebody else's that leads here would let their pages read this one.
-            None if !names_this_machine(headers) => {
+            // A foreign domain name that resolves to this machine would let a foreign page read the dashboard.
+            None if !is_for_loopback(headers) => {
                 return Some((
                     StatusCode::FORBIDDEN,
-                    "this page is for this machine: open it as 127.0.0.1 or localhost",
+                    "this dashboard is for this machine only: open it as 127.0.0.1 or localhost",
                 ));
             }
             _ => {}
         }
-        let changes = *method != Method::GET && *method != Method::HEAD;
-        (changes && !headers.contains_key(OWN)).then_some((StatusCode::FORBIDDEN, "this did not come from the page"))
+        let is_change = *method != Method::GET && *method != Method::HEAD;
+        (is_change && !headers.contains_key(CHANGE_HEADER))
+            .then_some((StatusCode::FORBIDDEN, "the request did not come from the dashboard"))
     }
 }
 
@@ -53,7 +55,7 @@ fn has_token(headers: &HeaderMap, token: &str) -> bool {
     bool::from(given.as_bytes().ct_eq(token.as_bytes()))
 }
 
-fn names_this_machine(headers: &HeaderMap) -> bool {
+fn is_for_loopback(headers: &HeaderMap) -> bool {
     let host = headers.get(header::HOST).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let name = match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
@@ -63,13 +65,13 @@ fn names_this_machine(headers: &HeaderMap) -> bool {
 }
 
 pub(crate) async fn check(State(guard): State<Arc<Guard>>, request: Request, next: Next) -> Response {
-    match guard.refuses(request.method(), request.headers()) {
-        Some((status, says)) => (status, Json(json!({ "error": says }))).into_response(),
+    match guard.refusal(request.method(), request.headers()) {
+        Some((status, message)) => (status, Json(json!({ "error": message }))).into_response(),
         None => next.run(request).await,
     }
 }
 
-/// Nothing from elsewhere, nothing inside others' pages, nothing kept.
+/// Adds headers that forbid foreign content, embedding in other pages, and caching.
 pub(crate) async fn harden(mut response: Response) -> Response {
     let headers = response.headers_mut();
     let policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \
@@ -90,9 +92,9 @@ mod tests {
     }
 
     #[test]
-    fn without_a_token_only_this_machine_asks_and_by_its_own_name() {
+    fn without_a_token_a_request_must_name_a_loopback_address() {
         let guard = Guard::new(None);
-        let refused = |host: &str| guard.refuses(&Method::GET, &headers(&[(header::HOST, host)])).is_some();
+        let refused = |host: &str| guard.refusal(&Method::GET, &headers(&[(header::HOST, host)])).is_some();
         for host in ["localhost", "localhost:8090", "127.0.0.1:8090", "127.9.9.9", "[::1]:8090"] {
             assert!(!refused(host), "{host}");
         }
@@ -102,10 +104,10 @@ mod tests {
     }
 
     #[test]
-    fn with_a_token_nobody_asks_without_it() {
+    fn with_a_token_every_request_needs_it() {
         let guard = Guard::new(Some("secret".to_owned()));
         let status =
-            |pairs: &[(HeaderName, &str)]| guard.refuses(&Method::GET, &headers(pairs)).map(|(status, _)| status);
+            |pairs: &[(HeaderName, &str)]| guard.refusal(&Method::GET, &headers(pairs)).map(|(status, _)| status);
         assert_eq!(status(&[(header::AUTHORIZATION, "Bearer secret")]), None);
         for given in ["Bearer secre", "Bearer secrets", "secret", "Basic secret", "Bearer "] {
             assert_eq!(status(&[(header::AUTHORIZATION, given)]), Some(StatusCode::UNAUTHORIZED), "{given}");
@@ -114,10 +116,10 @@ mod tests {
     }
 
     #[test]
-    fn another_page_changes_nothing() {
+    fn a_change_needs_the_header_of_the_dashboard() {
         let guard = Guard::new(None);
-        let here = (header::HOST, "localhost");
-        assert!(guard.refuses(&Method::POST, &headers(std::slice::from_ref(&here))).is_some());
-        assert!(guard.refuses(&Method::POST, &headers(&[here, (OWN, "1")])).is_none());
+        let host = (header::HOST, "localhost");
+        assert!(guard.refusal(&Method::POST, &headers(std::slice::from_ref(&host))).is_some());
+        assert!(guard.refusal(&Method::POST, &headers(&[host, (CHANGE_HEADER, "1")])).is_none());
     }
 }

@@ -1,28 +1,28 @@
-//! What page and tool both show of an instance.
+//! Reads of an instance that the dashboard and the CLI share.
 
 use duroxide::{Client, OrchestrationStatus};
 use duroxide_cosmos::{operate::InstanceSummary, CosmosDBProvider};
 use futures::{stream, StreamExt, TryStreamExt};
 
-/// Why something can't be shown.
+/// The error of a read.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// An instance and what descends from it, the first `most` of them.
-pub async fn family(
+/// The first `limit` instances of a tree: an instance with its descendants.
+pub async fn instance_tree(
     provider: &CosmosDBProvider,
     client: &Client,
     id: &str,
-    most: usize,
+    limit: usize,
 ) -> Result<Vec<InstanceSummary>, Error> {
-    const AT_ONCE: usize = 16;
+    const CONCURRENCY: usize = 16;
     let ids = client.get_instance_tree(id).await?.all_ids;
-    let reading = stream::iter(ids.into_iter().take(most)).map(|id| async move { provider.instance(&id).await });
-    let members: Vec<Option<InstanceSummary>> = reading.buffered(AT_ONCE).try_collect().await?;
-    Ok(members.into_iter().flatten().collect())
+    let reads = stream::iter(ids.into_iter().take(limit)).map(|id| async move { provider.instance(&id).await });
+    let instances: Vec<Option<InstanceSummary>> = reads.buffered(CONCURRENCY).try_collect().await?;
+    Ok(instances.into_iter().flatten().collect())
 }
 
-/// The result of an instance that has ended, or why it failed, and its custom status.
-pub fn told_by(status: &OrchestrationStatus) -> (Option<String>, Option<String>) {
+/// The result and the custom status of an instance. The result of a failed instance is its error.
+pub fn result_and_custom_status(status: &OrchestrationStatus) -> (Option<String>, Option<String>) {
     match status {
         OrchestrationStatus::NotFound => (None, None),
         OrchestrationStatus::Running { custom_status, .. } => (None, custom_status.clone()),

@@ -1,7 +1,8 @@
-//! A page to look at orchestrations on Azure Cosmos DB, and the little server that it comes from.
+//! The dashboard for orchestrations on Azure Cosmos DB, and its HTTP server.
 //!
-//! One page, without a build step, and nothing is fetched from elsewhere: `assets/` is compiled in. It reads only, unless it is allowed to
-//! change something. What users wrote (ids, inputs, errors) is shown as text, whatever is in it.
+//! - The files in `assets/` are compiled in and need no build step. The browser loads nothing from elsewhere.
+//! - The dashboard reads only, unless [`Options::with_changes`] allows changes.
+//! - Ids, inputs and errors are shown as text, never as markup.
 //!
 //! ```no_run
 //! # async fn show(provider: duroxide_cosmos::CosmosDBProvider) -> std::io::Result<()> {
@@ -30,7 +31,7 @@ use guard::Guard;
 use std::{future::Future, io, sync::Arc};
 use tokio::net::TcpListener;
 
-/// How the page is served.
+/// The options of the server.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     allow_changes: bool,
@@ -38,29 +39,33 @@ pub struct Options {
 }
 
 impl Options {
-    /// Whether instances can be cancelled, told events, mended and deleted from the page. Not by default.
+    /// Allows users to raise events and to cancel, repair and delete instances. Off by default.
+    #[must_use]
     pub fn with_changes(mut self, allowed: bool) -> Self {
         self.allow_changes = allowed;
         self
     }
 
-    /// Who looks must have this token: the page is opened with `#token=…` behind its address.
+    /// Requires this token for every request for data. Users open the dashboard with `#token=…` behind its address.
+    #[must_use]
     pub fn with_token(mut self, token: Option<String>) -> Self {
         self.token = token;
         self
     }
 }
 
-/// What the handlers share.
+/// The state that the handlers share.
 pub(crate) struct Shared {
     provider: Arc<CosmosDBProvider>,
     client: Client,
     allow_changes: bool,
     trend: trend::Trend,
-    overview: api::Overview,
+    overview: api::CachedOverview,
 }
 
-/// Serves the page until `stop` ends. Refused where others can reach the address and there is no token.
+/// Serves the dashboard until `stop` ends.
+///
+/// Fails if other machines can reach the address and the options have no token.
 pub async fn serve(
     listener: TcpListener,
     provider: Arc<CosmosDBProvider>,
@@ -69,26 +74,26 @@ pub async fn serve(
 ) -> io::Result<()> {
     let address = listener.local_addr()?;
     if !address.ip().is_loopback() && options.token.as_ref().is_none_or(String::is_empty) {
-        let says = format!("others can reach {address}: give a token that they must have, or listen on 127.0.0.1");
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, says));
+        let message = format!("other machines can reach {address}: set a token, or listen on 127.0.0.1");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     }
     let shared = Arc::new(Shared {
         client: Client::new(provider.clone()),
         provider,
         allow_changes: options.allow_changes,
         trend: trend::Trend::default(),
-        overview: api::Overview::default(),
+        overview: api::CachedOverview::default(),
     });
     let guard = Guard::new(options.token.filter(|token| !token.is_empty()));
     let served = axum::serve(listener, router(shared.clone(), guard)).with_graceful_shutdown(stop);
     tokio::select! {
         served = async { served.await } => served,
-        () = trend::follow(&shared) => Ok(()),
+        () = trend::record(&shared) => Ok(()),
     }
 }
 
 fn router(shared: Arc<Shared>, guard: Guard) -> Router {
-    let questions = Router::new()
+    let reads = Router::new()
         .route("/overview", get(api::overview))
         .route("/instances", get(api::instances))
         .route("/instance", get(api::instance))
@@ -101,7 +106,7 @@ fn router(shared: Arc<Shared>, guard: Guard) -> Router {
         .route("/raise", post(api::raise))
         .route("/repair", post(api::repair))
         .route("/delete", post(api::delete));
-    let api = questions.merge(changes).with_state(shared);
+    let api = reads.merge(changes).with_state(shared);
     let file = |kind: &'static str, text: &'static str| get(move || async move { asset(kind, text) });
     let api = api.layer(axum::middleware::from_fn_with_state(Arc::new(guard), guard::check));
     Router::new()
@@ -118,12 +123,12 @@ fn asset(kind: &'static str, text: &'static str) -> impl IntoResponse {
 
 #[cfg(test)]
 mod tests {
-    /// Whatever an instance is called, it is text: the page makes elements and gives them text, and never reads markup.
+    /// Instance ids are shown as text: the script creates elements, sets their text, and never parses markup.
     #[test]
-    fn the_page_has_no_way_to_read_markup_or_to_fetch_from_elsewhere() {
-        // The name of a kind of elements, which nobody fetches.
+    fn the_script_cannot_parse_markup_or_load_from_elsewhere() {
+        // This address is the name of a namespace. The browser does not load it.
         let script = include_str!("../assets/dashboard.js").replace("http://www.w3.org/2000/svg", "");
-        let ways = [
+        let forbidden = [
             "innerHTML",
             "outerHTML",
             "insertAdjacentHTML",
@@ -133,8 +138,8 @@ mod tests {
             "http:",
             "https:",
         ];
-        for way in ways {
-            assert!(!script.contains(way), "{way}");
+        for text in forbidden {
+            assert!(!script.contains(text), "{text}");
         }
         for file in [include_str!("../assets/dashboard.html"), include_str!("../assets/dashboard.css")] {
             assert!(!file.contains("http") && !file.contains("onclick") && !file.contains("@import"), "{file}");

@@ -1,48 +1,48 @@
-//! A history as what happened: things that began and ended, in the order in which they began.
+//! A history as a timeline. Each entry joins the event that begins an operation with the event that ends it.
 
 use duroxide::{build_child_instance_id, Event, EventKind};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 
-/// One thing that happened.
+/// One entry of a timeline.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub struct Entry {
-    /// The event with which it began.
+    /// The id of the event that began it.
     pub event: u64,
-    /// `activity`, `timer`, `child`, `event`, `orchestration` …
+    /// The type: `activity`, `timer`, `child`, `event`, `queue`, `started`, `completed` …
     pub what: &'static str,
-    /// Of what: an orchestration, an activity, an event, a key.
+    /// The name of the orchestration, activity, event, queue or key.
     pub name: String,
-    /// Of a timer, when it fires.
+    /// The time at which a timer fires, in milliseconds since 1970.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub due: Option<u64>,
-    /// Of a child, its instance.
+    /// The id of the child instance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instance: Option<String>,
-    /// Which attempt at the same it is: how often an activity of this name and input has failed before, and one.
+    /// The number of the attempt: one more than the earlier failures of activities with this name and input.
     pub attempt: u32,
-    /// When it began, in milliseconds since 1970.
+    /// The time at which it began, in milliseconds since 1970.
     pub at: u64,
-    /// When it ended, if it has.
+    /// The time at which it ended.
     pub ended: Option<u64>,
-    /// `done`, `failed`, `cancelled`, `waits` or, for what has no end, nothing.
+    /// `done`, `failed`, `cancelled` or `waits`; empty for an entry without an end, such as a custom status.
     pub state: &'static str,
-    /// What it was given.
+    /// The input.
     pub input: Option<String>,
-    /// What it has returned, or why it failed.
+    /// The result, the error, or the reason of the cancellation.
     pub output: Option<String>,
 }
 
-/// The things that a history tells of.
+/// The entries of a history, in the order in which they began.
 pub fn entries(events: &[Event]) -> Vec<Entry> {
     let mut entries: BTreeMap<u64, Entry> = BTreeMap::new();
-    // How often activities have failed, by name and input.
+    // The number of failures of activities, by name and input.
     let mut failures: HashMap<(String, Option<String>), u32> = HashMap::new();
     for event in events {
         if let Some((state, output)) = end(&event.kind) {
-            let begun = event.source_event_id.or_else(|| waiting(&entries, &event.kind));
+            let begun = event.source_event_id.or_else(|| oldest_wait(&entries, &event.kind));
             if let Some(begun) = begun.and_then(|begun| entries.get_mut(&begun)) {
                 (begun.ended, begun.state, begun.output) = (Some(event.timestamp_ms), state, output);
                 if begun.what == ACTIVITY && state == FAILED {
@@ -60,8 +60,8 @@ pub fn entries(events: &[Event]) -> Vec<Entry> {
     entries.into_values().collect()
 }
 
-/// What an event from outside is for, which does not say so: of those that wait for its name, the one that began first.
-fn waiting(entries: &BTreeMap<u64, Entry>, kind: &EventKind) -> Option<u64> {
+/// The wait that an external event ends. The event does not name it: it is the oldest wait for the name of the event.
+fn oldest_wait(entries: &BTreeMap<u64, Entry>, kind: &EventKind) -> Option<u64> {
     let (what, name) = match kind {
         EventKind::ExternalEvent { name, .. } => (EVENT, name),
         EventKind::QueueEventDelivered { name, .. } => (QUEUE, name),
@@ -77,7 +77,7 @@ const EVENT: &str = "event";
 const QUEUE: &str = "queue";
 const WAITS: &str = "waits";
 
-/// How something ended, where an event tells of that.
+/// The state and the output of an entry that an event ends; `None` if the event ends no entry.
 fn end(kind: &EventKind) -> Option<(&'static str, Option<String>)> {
     Some(match kind {
         EventKind::ActivityCompleted { result } | EventKind::SubOrchestrationCompleted { result } => {
@@ -98,6 +98,7 @@ fn end(kind: &EventKind) -> Option<(&'static str, Option<String>)> {
     })
 }
 
+/// The entry that an event begins.
 fn begin(event: &Event) -> Entry {
     let entry = |what: &'static str, name: &str, state: &'static str, input: Option<&String>| Entry {
         event: event.event_id,
@@ -133,7 +134,7 @@ fn begin(event: &Event) -> Entry {
         EventKind::TimerCreated { fire_at_ms } => Entry { due: Some(*fire_at_ms), ..entry("timer", "", WAITS, None) },
         EventKind::ExternalSubscribed { name } => entry(EVENT, name, WAITS, None),
         EventKind::QueueSubscribed { name } => entry(QUEUE, name, WAITS, None),
-        // It came before anybody waited for it.
+        // The event arrived before the orchestration waited for it.
         EventKind::ExternalEvent { name, data } | EventKind::QueueEventDelivered { name, data } => {
             entry("arrived", name, "", Some(data))
         }
@@ -141,7 +142,7 @@ fn begin(event: &Event) -> Entry {
         EventKind::KeyValueSet { key, value, .. } => entry("value", key, "", Some(value)),
         EventKind::KeyValueCleared { key } => entry("value cleared", key, "", None),
         EventKind::KeyValuesCleared => entry("values cleared", "", "", None),
-        // What comes without a beginning, or with a version of duroxide that this one does not know.
+        // An end without a beginning, or an event of a newer version of duroxide.
         other => entry("other", &format!("{other:?}").chars().take(60).collect::<String>(), "", None),
     }
 }
@@ -161,17 +162,17 @@ mod tests {
     }
 
     #[test]
-    fn what_has_begun_and_ended_is_one_thing() {
+    fn a_beginning_and_its_end_are_one_entry() {
         let history = [
             event(2, None, 100, activity("A")),
             event(3, None, 110, activity("B")),
             event(4, Some(2), 150, EventKind::ActivityCompleted { result: "out".to_owned() }),
             event(5, None, 160, EventKind::OrchestrationCompleted { output: "end".to_owned() }),
         ];
-        let told: Vec<_> =
+        let found: Vec<_> =
             entries(&history).into_iter().map(|e| (e.what, e.name, e.at, e.ended, e.state, e.output)).collect();
         assert_eq!(
-            told,
+            found,
             [
                 ("activity", "A".to_owned(), 100, Some(150), "done", Some("out".to_owned())),
                 ("activity", "B".to_owned(), 110, None, "waits", None),
@@ -181,24 +182,24 @@ mod tests {
     }
 
     #[test]
-    fn an_event_from_outside_ends_the_oldest_wait_for_its_name() {
+    fn an_external_event_ends_the_oldest_wait_for_its_name() {
         let waits = |id, name: &str| event(id, None, 100, EventKind::ExternalSubscribed { name: name.to_owned() });
-        let comes = |id, name: &str| {
+        let arrives = |id, name: &str| {
             event(id, None, 150, EventKind::ExternalEvent { name: name.to_owned(), data: format!("data {id}") })
         };
-        let history = [waits(2, "a"), waits(3, "b"), waits(4, "b"), comes(5, "b"), comes(6, "c")];
-        let told: Vec<_> = entries(&history).into_iter().map(|e| (e.event, e.what, e.state, e.output)).collect();
+        let history = [waits(2, "a"), waits(3, "b"), waits(4, "b"), arrives(5, "b"), arrives(6, "c")];
+        let found: Vec<_> = entries(&history).into_iter().map(|e| (e.event, e.what, e.state, e.output)).collect();
         let expected = [
             (2, "event", "waits", None),
             (3, "event", "done", Some("data 5".to_owned())),
             (4, "event", "waits", None),
             (6, "arrived", "", None),
         ];
-        assert_eq!(told, expected);
+        assert_eq!(found, expected);
     }
 
     #[test]
-    fn what_is_tried_again_after_it_failed_is_counted() {
+    fn attempts_after_a_failure_are_counted() {
         let failed = || {
             let kind = duroxide::AppErrorKind::ActivityFailed;
             let details = duroxide::ErrorDetails::Application { kind, message: "no".to_owned(), retryable: true };
@@ -212,12 +213,12 @@ mod tests {
             event(6, Some(4), 130, failed()),
             event(7, None, 140, activity("A")),
         ];
-        let told: Vec<_> = entries(&history).into_iter().map(|e| (e.event, e.attempt, e.state)).collect();
-        assert_eq!(told, [(2, 1, "failed"), (4, 2, "failed"), (5, 1, "waits"), (7, 3, "waits")]);
+        let found: Vec<_> = entries(&history).into_iter().map(|e| (e.event, e.attempt, e.state)).collect();
+        assert_eq!(found, [(2, 1, "failed"), (4, 2, "failed"), (5, 1, "waits"), (7, 3, "waits")]);
     }
 
     #[test]
-    fn an_end_without_a_beginning_is_told_all_the_same() {
+    fn an_end_without_a_beginning_is_an_entry() {
         let history = [event(4, Some(2), 150, EventKind::ActivityCompleted { result: "out".to_owned() })];
         assert_eq!(entries(&history).len(), 1);
     }

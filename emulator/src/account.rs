@@ -1,4 +1,4 @@
-//! The account: where clients come from, and what a test can ask about it.
+//! The local account: it creates clients, and a test reads its counters, documents and partitions.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -22,32 +22,31 @@ use futures::FutureExt;
 use serde_json::{json, Value};
 
 use crate::builder::LocalAccountBuilder;
-use crate::ledger::ItemKey;
+use crate::names::{ContainerName, ItemKey};
 use crate::request::{encode, Outgoing, CONTINUATION, IS_UPSERT, PARTITION_KEY};
 use crate::serve::{self, Served};
-use crate::service::ContainerName;
 use crate::stats::Stats;
 use crate::transport::WireFactory;
 use crate::wire::Wire;
 
-/// A Cosmos DB account in memory. Clones are the same account.
+/// A Cosmos DB account in memory. Clones share the same account.
 #[derive(Clone)]
 pub struct LocalAccount {
-    inner: Arc<Inner>,
+    state: Arc<AccountState>,
 }
 
-struct Inner {
+struct AccountState {
     wire: Arc<Wire>,
     endpoint: Url,
     key: Secret,
-    tokens: Mutex<Tokens>,
+    tokens: Mutex<BearerTokens>,
 }
 
-/// The bearer tokens that the account takes over HTTP.
+/// The bearer tokens that the account accepts or recognises over HTTP.
 #[derive(Default)]
-struct Tokens {
+struct BearerTokens {
     accepted: BTreeSet<String>,
-    /// Of identities without a role.
+    /// Tokens of identities without a role assignment.
     known: BTreeSet<String>,
     any: bool,
 }
@@ -59,36 +58,37 @@ impl Default for LocalAccount {
 }
 
 impl LocalAccount {
-    /// An empty account: one region, one physical partition a container, no latency, no throttling.
+    /// Creates an empty account: one region, one physical partition per container, no latency, no throttling.
     pub fn new() -> Self {
         Self::builder().build()
     }
 
-    /// Sets up an account.
+    /// Returns a builder for an account.
     pub fn builder() -> LocalAccountBuilder {
         LocalAccountBuilder::default()
     }
 
     pub(crate) fn from_parts(wire: Arc<Wire>, endpoint: Url, key: Secret) -> Self {
-        let inner = Inner { wire, endpoint, key, tokens: Mutex::default() };
-        Self { inner: Arc::new(inner) }
+        let state = AccountState { wire, endpoint, key, tokens: Mutex::default() };
+        Self { state: Arc::new(state) }
     }
 
-    /// A client named "client".
+    /// Creates a client named "client".
     pub async fn client(&self) -> CosmosClient {
         self.client_named("client").await
     }
 
-    /// A client whose requests can be told from others' by `name`, with the SDK's defaults and caches of its own.
+    /// Creates a client with the SDK's defaults and its own caches. Statistics and rules identify its requests by
+    /// `name`.
     ///
     /// # Panics
     ///
-    /// If the account can't be reached, as when a rule refuses the first request.
+    /// If the account can't be reached, for example because a rule refuses the first request.
     pub async fn client_named(&self, name: &str) -> CosmosClient {
         self.client_with(name, Vec::new(), |builder| builder).await.expect("a client of a local account can be built")
     }
 
-    /// A client with fault rules of the SDK's own, above the wire, and options of the caller's.
+    /// Creates a client with the SDK's own fault rules, which act above the wire, and with further options.
     pub async fn client_with(
         &self,
         name: &str,
@@ -99,8 +99,8 @@ impl LocalAccount {
         self.client_with_pool(name, pool, rules, configure).await
     }
 
-    /// Like [`client_with`](Self::client_with), with connection pool options too: their request timeouts hold here as
-    /// they do over HTTP.
+    /// Like [`client_with`](Self::client_with), with connection pool options. Their request timeouts apply as they do
+    /// over HTTP.
     pub async fn client_with_pool(
         &self,
         name: &str,
@@ -114,104 +114,107 @@ impl LocalAccount {
         configure(builder).build(self.reference(), RoutingStrategy::PreferredRegions(Vec::new())).await
     }
 
-    /// An SDK runtime that is connected to this account, for callers that build their client themselves.
-    /// Use it with [`reference`](Self::reference), and build a new one for each client.
+    /// Returns a builder for an SDK runtime that is connected to this account, for callers that build their own client.
+    /// Use it with [`reference`](Self::reference), and build a new runtime for each client.
     pub fn runtime_builder(&self, name: &str) -> CosmosRuntimeBuilder {
-        let factory = WireFactory { wire: Arc::clone(&self.inner.wire), client: Arc::from(name) };
+        let factory = WireFactory { wire: Arc::clone(&self.state.wire), client: Arc::from(name) };
         CosmosDriverRuntimeBuilder::new().with_mock_http_client_factory(Arc::new(factory)).into()
     }
 
-    /// The account's endpoint and key, for a client in this process.
+    /// Returns the account's endpoint and key, for a client in this process.
     pub fn reference(&self) -> AccountReference {
-        AccountReference::with_authentication_key(self.endpoint(), self.inner.key.clone())
+        AccountReference::with_authentication_key(self.endpoint(), self.state.key.clone())
     }
 
-    /// The account's endpoint, for a client in this process; nothing listens there.
+    /// Returns the account's endpoint, for a client in this process. No server listens there.
     pub fn endpoint(&self) -> AccountEndpoint {
-        AccountEndpoint::from(self.inner.endpoint.clone())
+        AccountEndpoint::from(self.state.endpoint.clone())
     }
 
-    /// The account key, in base64.
+    /// Returns the account key, in base64.
     pub fn key(&self) -> &str {
-        self.inner.key.secret()
+        self.state.key.secret()
     }
 
-    /// What went over the wire since the account was built or the counters were reset.
+    /// Returns the counters since the account was built or the counters were reset.
     pub fn stats(&self) -> Stats {
-        self.inner.wire.counters().all()
+        self.state.wire.counters().all()
     }
 
-    /// What one client sent; over HTTP a client's name is its user agent's suffix.
+    /// Returns the counters of one client. Over HTTP a client's name is the suffix of its user agent.
     pub fn stats_of(&self, client: &str) -> Stats {
-        self.inner.wire.counters().of_client(client)
+        self.state.wire.counters().of_client(client)
     }
 
     /// Sets the counters to zero.
     pub fn reset_stats(&self) {
-        self.inner.wire.counters().reset();
+        self.state.wire.counters().reset();
     }
 
-    /// The wire, to make it misbehave.
+    /// Returns the wire, on which a test adds rules and misbehaviours.
     pub fn wire(&self) -> &Wire {
-        &self.inner.wire
+        &self.state.wire
     }
 
-    /// The SDK emulator's store, for what is not covered here: failovers, paused replication.
+    /// Returns the store of the SDK's emulator, for functions that this type does not cover: failovers, paused
+    /// replication.
     pub fn store(&self) -> Arc<EmulatorStore> {
-        Arc::clone(self.inner.wire.service().store())
+        Arc::clone(self.state.wire.service().store())
     }
 
-    /// Splits a physical partition in the middle of its range and waits until it is done. Returns the new partitions.
+    /// Splits a physical partition in the middle of its range and waits until the split is done. Returns the new
+    /// partitions.
     pub async fn split(&self, database: &str, container: &str, partition: u32) -> Result<Vec<u32>, CosmosError> {
         let store = self.store();
         let middle = store.midpoint_split_epk(database, container, partition)?;
         store.split_partition_and_wait(database, container, partition, middle, Duration::ZERO).await
     }
 
-    /// Merges two physical partitions that are neighbours and waits until it is done. Returns the new partition.
+    /// Merges two adjacent physical partitions and waits until the merge is done. Returns the new partition.
     ///
-    /// As on the service, a query that still names one of the two is answered 400 from then on.
+    /// As on the service, a query that names one of the old partitions is answered 400 after the merge.
     pub async fn merge(&self, database: &str, container: &str, a: u32, b: u32) -> Result<u32, CosmosError> {
         let store = self.store();
         let merged = store.merge_partitions_and_wait(database, container, a, b, Duration::ZERO).await?;
         let name = ContainerName::new(database, container);
-        self.inner.wire.merged().add(&name, [a, b]);
+        self.state.wire.merged_ranges().add(&name, [a, b]);
         Ok(merged)
     }
 
-    /// The ids of a container's physical partitions; none if there is no such container.
+    /// Returns the ids of a container's physical partitions. The list is empty if the container does not exist.
     pub fn partitions(&self, database: &str, container: &str) -> Vec<u32> {
         let ranges = self.read_ranges(database, container).unwrap_or_default();
         let id = |range: &Value| range.get("id")?.as_str()?.parse().ok();
         ranges.iter().filter_map(id).collect()
     }
 
-    /// How many physical partitions a container has; zero if there is no such container.
+    /// Returns the number of physical partitions of a container, or zero if the container does not exist.
     pub fn partition_count(&self, database: &str, container: &str) -> usize {
         self.partitions(database, container).len()
     }
 
-    /// Every document of a container as it is in the write region at this moment; none if there is no such container.
+    /// Returns every document of a container, as stored in the write region at this moment. The list is empty if the
+    /// container does not exist.
     pub fn documents(&self, database: &str, container: &str) -> Vec<Value> {
         let mut documents = Vec::new();
         let mut headers = Headers::new();
-        while let Some((mut page, next)) = self.peek(database, container, "docs", "Documents", headers) {
+        while let Some((mut page, next)) = self.read_feed(database, container, "docs", "Documents", headers) {
             documents.append(&mut page);
             let Some(next) = next else { break };
             headers = Headers::new();
             headers.insert(CONTINUATION, next);
         }
         let default_ttl = self.default_ttl(database, container);
-        documents.retain(|document| !self.inner.wire.is_expired(default_ttl, document));
+        documents.retain(|document| !self.state.wire.is_expired(default_ttl, document));
         documents
     }
 
-    /// Puts a document into a container past the wire: nobody counts it, and no rule meets it. False where the emulator
-    /// does not take it.
+    /// Stores a document in a container and bypasses the wire: the account does not count the request, and rules do not
+    /// match it. Returns false if the emulator refuses the document.
     pub async fn put(&self, database: &str, container: &str, partition_key: &str, document: &Value) -> bool {
         let name = ContainerName::new(database, container);
         let partition_key = json!([partition_key]).to_string();
-        let (wire, service) = (&self.inner.wire, self.inner.wire.service());
+        let (wire, service) = (&self.state.wire, self.state.wire.service());
         let Some(mut request) = service.request(Method::Post, &format!("{}/docs", name.path())) else { return false };
         request.headers.insert(PARTITION_KEY, partition_key.clone());
         request.headers.insert(IS_UPSERT, "true");
@@ -219,25 +222,25 @@ impl LocalAccount {
         let is_stored = service.forward(&request).await.is_ok_and(|answer| answer.is_success());
         if is_stored {
             let key = ItemKey::new(name, &partition_key, document["id"].as_str().unwrap_or_default());
-            wire.records().put(service, &key, document).await;
+            wire.accounting().put(service, &key, document).await;
         }
         is_stored
     }
 
-    /// The store answers at once, as for `peek`.
+    /// Reads the default time to live of a container. The store answers at once, as in `read_feed`.
     fn default_ttl(&self, database: &str, container: &str) -> Option<i64> {
         let name = ContainerName::new(database, container);
-        let wire = &self.inner.wire;
-        wire.records().default_ttl(wire.service(), &name).now_or_never().flatten()
+        let wire = &self.state.wire;
+        wire.accounting().default_ttl(wire.service(), &name).now_or_never().flatten()
     }
 
     fn read_ranges(&self, database: &str, container: &str) -> Option<Vec<Value>> {
-        self.peek(database, container, "pkranges", "PartitionKeyRanges", Headers::new()).map(|(ranges, _)| ranges)
+        self.read_feed(database, container, "pkranges", "PartitionKeyRanges", Headers::new()).map(|(ranges, _)| ranges)
     }
 
-    /// Reads a page of a feed, and where the next one begins. Asks the emulator past the wire, so that it neither counts nor
-    /// meets a rule. Reading a feed waits for nothing, so the future is ready when it is first polled.
-    fn peek(
+    /// Reads one page of a feed and the continuation of the next page. Bypasses the wire: the request is not counted
+    /// and no rule matches it. The emulator reads a feed without waiting, so the future is ready at its first poll.
+    fn read_feed(
         &self,
         database: &str,
         container: &str,
@@ -245,32 +248,33 @@ impl LocalAccount {
         list: &str,
         headers: Headers,
     ) -> Option<(Vec<Value>, Option<String>)> {
-        let mut url = self.inner.endpoint.clone();
+        let mut url = self.state.endpoint.clone();
         url.set_path(&format!("/dbs/{}/colls/{}/{feed}", encode(database), encode(container)));
         let request = Outgoing { client: None, method: Method::Get, url, headers, body: Bytes::new() };
-        let answer = self.inner.wire.service().forward(&request);
+        let answer = self.state.wire.service().forward(&request);
         let answer = answer.now_or_never()?.ok()?;
         let next = answer.headers.get_optional_str(&CONTINUATION).map(str::to_owned);
         let mut body: Value = serde_json::from_slice(&answer.body).ok()?;
         Some((serde_json::from_value(body.get_mut(list)?.take()).ok()?, next))
     }
 
-    /// Takes this bearer token over HTTP, as an identity with the built-in data contributor role.
+    /// Accepts this bearer token over HTTP, as that of an identity with the built-in data contributor role.
     pub fn accept_token(&self, token: impl Into<String>) {
         self.with_tokens(|tokens| tokens.accepted.insert(token.into()));
     }
 
-    /// Knows this bearer token over HTTP as that of an identity without a role: it is answered 403/5301, others 401.
+    /// Recognises this bearer token over HTTP as that of an identity without a role. Requests with it are answered
+    /// 403/5301. Requests with an unknown token are answered 401.
     pub fn know_token(&self, token: impl Into<String>) {
         self.with_tokens(|tokens| tokens.known.insert(token.into()));
     }
 
-    /// Takes any bearer token over HTTP.
+    /// Accepts any bearer token over HTTP.
     pub fn accept_any_token(&self) {
         self.with_tokens(|tokens| tokens.any = true);
     }
 
-    /// No longer takes this bearer token over HTTP.
+    /// Stops accepting this bearer token over HTTP.
     pub fn refuse_token(&self, token: &str) {
         self.with_tokens(|tokens| tokens.accepted.remove(token));
     }
@@ -284,38 +288,38 @@ impl LocalAccount {
     }
 
     pub(crate) fn secret(&self) -> &Secret {
-        &self.inner.key
+        &self.state.key
     }
 
     pub(crate) fn shared_wire(&self) -> &Arc<Wire> {
-        &self.inner.wire
+        &self.state.wire
     }
 
-    fn with_tokens<R>(&self, change: impl FnOnce(&mut Tokens) -> R) -> R {
-        let tokens = self.inner.tokens.lock();
+    fn with_tokens<R>(&self, change: impl FnOnce(&mut BearerTokens) -> R) -> R {
+        let tokens = self.state.tokens.lock();
         change(&mut tokens.unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Serves the account over HTTP/1.1 and HTTP/2 without TLS, on a loopback address; port 0 takes any that is free.
+    /// Serves the account over HTTP/1.1 and HTTP/2 without TLS, on a loopback address. Port 0 selects a free port.
     ///
-    /// Over HTTP the account checks credentials as the service does, and shows its write region only.
+    /// Over HTTP the account checks credentials as the service does. It shows only its write region.
     pub async fn serve(&self, addr: SocketAddr) -> io::Result<Served> {
         serve::serve(self.clone(), addr, None).await
     }
 
-    /// Like [`serve`](Self::serve), for one client alone: whatever comes this way is counted as `client`'s, so that the
-    /// processes of a fleet can be told apart whatever their user agents say.
+    /// Like [`serve`](Self::serve), for one client: the account counts every request on this address as a request of
+    /// `client`. A test can thus tell worker processes apart, whatever their user agents are.
     pub async fn serve_client(&self, addr: SocketAddr, client: &str) -> io::Result<Served> {
         serve::serve(self.clone(), addr, Some(client)).await
     }
 }
 
-/// Without key and tokens.
+/// Leaves out the key and the tokens.
 impl fmt::Debug for LocalAccount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LocalAccount")
-            .field("endpoint", &self.inner.endpoint.as_str())
-            .field("wire", &self.inner.wire)
+            .field("endpoint", &self.state.endpoint.as_str())
+            .field("wire", &self.state.wire)
             .finish_non_exhaustive()
     }
 }

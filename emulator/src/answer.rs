@@ -1,4 +1,4 @@
-//! What comes back over the wire: an answer, or the reason why there is none.
+//! An answer on the wire, or the reason why a request has none.
 
 use std::time::Duration;
 
@@ -16,10 +16,10 @@ const RETRY_AFTER: HeaderName = HeaderName::from_static("x-ms-retry-after-ms");
 const CONTENT_TYPE: HeaderName = HeaderName::from_static("content-type");
 const ACTIVITY_ID: HeaderName = HeaderName::from_static("x-ms-activity-id");
 
-/// What a batch's other operations are answered with when one of them failed.
+/// The status of the other operations of a batch in which one operation failed.
 pub(crate) const FAILED_DEPENDENCY: u16 = 424;
 
-/// An answer with its whole body.
+/// An answer with its complete body.
 #[derive(Clone, Debug)]
 pub(crate) struct Answer {
     pub status: u16,
@@ -27,21 +27,21 @@ pub(crate) struct Answer {
     pub body: Bytes,
 }
 
-/// Why a request has no answer.
+/// The reason why a request has no answer.
 #[derive(Debug)]
-pub(crate) enum Lost {
-    /// The request never left.
-    Request,
-    /// The request was carried out, or may have been, and its answer is gone.
-    Answer,
-    /// The emulator could not route the request, as when its region is offline.
+pub(crate) enum NoAnswer {
+    /// The connection failed before the request was sent.
+    NotSent,
+    /// The request was executed, or may have been, and its answer is lost.
+    AnswerLost,
+    /// The emulator could not route the request, for example because its region is offline.
     Unroutable(Box<CosmosError>),
 }
 
 impl Answer {
-    /// Reads the emulator's response to its end.
-    pub async fn read(response: AsyncRawResponse) -> Result<Self, Lost> {
-        let raw = response.try_into_raw_response().await.map_err(|_| Lost::Answer)?;
+    /// Reads the emulator's response completely.
+    pub async fn read(response: AsyncRawResponse) -> Result<Self, NoAnswer> {
+        let raw = response.try_into_raw_response().await.map_err(|_| NoAnswer::AnswerLost)?;
         Ok(Self {
             status: u16::from(raw.status()),
             headers: raw.headers().clone(),
@@ -49,7 +49,7 @@ impl Answer {
         })
     }
 
-    /// An answer with a JSON body and the headers that the service never omits.
+    /// Creates an answer with a JSON body and the headers that the service always sends.
     pub fn json(status: u16, body: &Value) -> Self {
         let mut headers = Headers::new();
         headers.insert(CONTENT_TYPE, "application/json");
@@ -58,7 +58,7 @@ impl Answer {
         Self { status, headers, body: Bytes::from(body.to_string()) }
     }
 
-    /// A refusal in the service's shape.
+    /// Creates a refusal in the service's format.
     pub fn refusal(status: u16, substatus: Option<u32>, message: &str) -> Self {
         let mut answer = Self::json(status, &json!({ "code": code_of(status), "message": message }));
         if let Some(substatus) = substatus {
@@ -67,7 +67,7 @@ impl Answer {
         answer
     }
 
-    /// Says how long the client should wait before it tries again.
+    /// Sets the time that the client should wait before it tries again.
     pub fn with_retry_after(mut self, pause: Option<Duration>) -> Self {
         if let Some(pause) = pause {
             let millis = pause.as_millis().to_string();
@@ -76,7 +76,7 @@ impl Answer {
         self
     }
 
-    /// A batch that was rolled back because of one operation.
+    /// Creates the answer to a batch that was rolled back because one operation failed.
     pub fn rolled_back(operations: usize, failed: usize, status: u16, substatus: Option<u32>) -> Self {
         let result = |index: usize| {
             if index != failed {
@@ -91,24 +91,24 @@ impl Answer {
         Self::json(207, &(0..operations).map(result).collect())
     }
 
-    /// Says what the request cost.
+    /// Sets the charge of the request.
     pub fn set_charge(&mut self, charge: f64) {
         self.headers.insert(CHARGE, format!("{charge:.2}"));
     }
 
-    /// What the request cost, as the answer says.
+    /// Returns the charge of the request.
     pub fn charge(&self) -> f64 {
         let charge = self.headers.get_optional_str(&CHARGE);
         charge.and_then(|text| text.parse().ok()).unwrap_or(0.0)
     }
 
-    /// Whether the request was carried out.
+    /// Whether the request succeeded.
     pub fn is_success(&self) -> bool {
         self.status < 400
     }
 }
 
-/// The word that the service puts beside a status.
+/// Returns the service's error code for a status.
 fn code_of(status: u16) -> &'static str {
     match status {
         400 => "BadRequest",

@@ -1,4 +1,4 @@
-//! Who may do what over HTTP, as the service decides it.
+//! Authorisation of requests over HTTP, by the rules of the service.
 
 use azure_core::credentials::Secret;
 use azure_core::hmac::hmac_sha256;
@@ -15,13 +15,13 @@ use crate::request::{classify, Outgoing, RequestKind};
 const MS_DATE: HeaderName = HeaderName::from_static("x-ms-date");
 const DATE: HeaderName = HeaderName::from_static("date");
 
-/// The service's code for what a data plane role can't do.
+/// The service's substatus for an operation that no data plane role allows.
 const NO_DATA_PLANE_PERMISSION: u32 = 5300;
 
-/// The service's code for an identity without a role assignment.
+/// The service's substatus for an identity without a role assignment.
 const NO_ROLE: u32 = 5301;
 
-/// A credential as it stands in the authorization header.
+/// A credential from the authorization header.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Credential {
     /// A signature made with the account key.
@@ -45,7 +45,7 @@ impl Credential {
     }
 }
 
-/// The refusal for a request that its credential does not allow.
+/// Returns the refusal of a request that its credential does not allow.
 pub(crate) fn refusal(account: &LocalAccount, credential: Option<&Credential>, request: &Outgoing) -> Option<Answer> {
     match credential {
         Some(Credential::Signature(signature)) => {
@@ -54,7 +54,7 @@ pub(crate) fn refusal(account: &LocalAccount, credential: Option<&Credential>, r
                 unauthorized("The MAC signature found in the HTTP request is not the same as the computed signature.")
             })
         }
-        Some(Credential::Token(token)) if !account.accepts(token) && account.knows(token) => Some(without_role()),
+        Some(Credential::Token(token)) if !account.accepts(token) && account.knows(token) => Some(no_role()),
         Some(Credential::Token(token)) if !account.accepts(token) => {
             Some(unauthorized("The bearer token is not accepted by this account."))
         }
@@ -68,7 +68,7 @@ fn unauthorized(reason: &str) -> Answer {
     Answer::refusal(401, None, &message)
 }
 
-fn without_role() -> Answer {
+fn no_role() -> Answer {
     let message = "Request blocked by Auth: the given principal does not have the required RBAC permissions.";
     Answer::refusal(403, Some(NO_ROLE), message)
 }
@@ -78,7 +78,7 @@ fn forbidden() -> Answer {
     Answer::refusal(403, Some(NO_DATA_PLANE_PERMISSION), message)
 }
 
-/// What no data plane role includes: changing the account's structure, and throughput altogether.
+/// Whether no data plane role allows the request: it changes databases or containers, or concerns throughput.
 fn is_control_plane(request: &Outgoing) -> bool {
     let kind = classify(request.method, &request.segments(), &request.headers);
     match kind {
@@ -101,7 +101,8 @@ fn is_signed(key: &Secret, signature: &str, request: &Outgoing) -> bool {
     links.iter().any(is_match)
 }
 
-/// The resource type, and the links that a client may have signed: by name, or the lower-case id where it is a rid.
+/// Returns the resource type, and the links that a client may have signed: the path by names, or the lower-case
+/// resource id.
 fn resource(segments: &[String]) -> (String, Vec<String>) {
     let is_feed = segments.len() % 2 == 1;
     let (kind, named) = match segments {
@@ -109,8 +110,8 @@ fn resource(segments: &[String]) -> (String, Vec<String>) {
         [parents @ .., kind] if is_feed => (kind, parents),
         all => (&all[all.len() - 2], all),
     };
-    let by_rid = named.last().map(|id| id.to_lowercase());
-    let links = std::iter::once(named.join("/")).chain(by_rid).collect();
+    let by_resource_id = named.last().map(|id| id.to_lowercase());
+    let links = std::iter::once(named.join("/")).chain(by_resource_id).collect();
     (kind.clone(), links)
 }
 
@@ -124,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn the_signed_link_of_a_feed_is_its_parents() {
+    fn the_signed_link_of_a_feed_is_that_of_its_parent() {
         let of = |kind: &str, link: &str| (kind.to_owned(), link.to_owned());
         assert_eq!(parts("/"), of("", ""));
         assert_eq!(parts("/dbs"), of("dbs", ""));
@@ -134,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn credentials_are_read_percent_encoded() {
+    fn credentials_are_percent_decoded() {
         let mut headers = Headers::new();
         headers.insert(AUTHORIZATION, "type%3Daad%26ver%3D1.0%26sig%3Dey.a%3D");
         let token = Credential::Token("ey.a=".to_owned());

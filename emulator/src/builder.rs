@@ -1,4 +1,4 @@
-//! How a local account is set up.
+//! The builder of a local account.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,17 +10,18 @@ use azure_data_cosmos_driver::in_memory_emulator::{
 };
 
 use crate::account::LocalAccount;
-use crate::provision::Provisioning;
-use crate::queries::Queries;
+use crate::provisioning::Provisioning;
+use crate::query_check::QueryChecker;
 use crate::service::Service;
 use crate::wire::Wire;
 
-/// The account key that every Cosmos DB emulator has. It is public and protects nothing.
+/// The well-known account key of every Cosmos DB emulator. It is public and protects nothing.
 pub const EMULATOR_KEY: &str =
     "C2y6yDjf5/R+ob0N8A7Cgv30VRDJIWEHLM+4QDU5DE2nQ9nDuVTqobD4b8mGGyPMbIZnqyMsEcaGQy67XIw/Jw==";
 
-/// Sets up a [`LocalAccount`].
+/// Builds a [`LocalAccount`].
 #[derive(Clone, Debug)]
+#[must_use = "call `build` to create the account"]
 pub struct LocalAccountBuilder {
     partitions: u32,
     throughput: Option<u64>,
@@ -52,9 +53,9 @@ impl Default for LocalAccountBuilder {
 }
 
 impl LocalAccountBuilder {
-    /// How many physical partitions every container is created with; one by default.
+    /// Sets the number of physical partitions of every new container. The default is one.
     ///
-    /// A container with unique keys gets four, whatever is set here.
+    /// A container with unique keys always has four.
     ///
     /// # Panics
     ///
@@ -65,75 +66,75 @@ impl LocalAccountBuilder {
         self
     }
 
-    /// How long every request takes on its way to the store; no time by default.
+    /// Sets the time that every request takes on its way to the store. The default is zero.
     pub fn with_latency(mut self, latency: Duration) -> Self {
         self.latency = latency;
         self
     }
 
-    /// Whether containers refuse what exceeds their throughput. The emulator throttles point operations only, by charges
-    /// of its own: for batches and queries use a [`WireRule`](crate::WireRule).
+    /// Sets whether containers refuse requests that exceed their throughput. The emulator throttles only point
+    /// operations, by charges of its own. For batches and queries use a [`WireRule`](crate::WireRule).
     pub fn with_throttling(mut self, throttling: bool) -> Self {
         self.throttling = throttling;
         self
     }
 
-    /// The throughput, at least 400 RU/s, of containers that are created without one of their own.
+    /// Sets the throughput, at least 400 RU/s, of containers that are created without one.
     ///
     /// # Panics
     ///
-    /// If it is below 400.
+    /// If `request_units` is below 400.
     pub fn with_throughput(mut self, request_units: u64) -> Self {
         assert!(request_units >= 400, "a container has at least 400 RU/s");
         self.throughput = Some(request_units);
         self
     }
 
-    /// How writes come from one region to the others; at once by default.
+    /// Sets how writes reach the other regions. By default they replicate at once.
     pub fn with_replication(mut self, replication: ReplicationConfig) -> Self {
         self.replication = replication;
         self
     }
 
-    /// The account's consistency; session by default.
+    /// Sets the account's default consistency level. The default is session.
     pub fn with_consistency(mut self, consistency: ConsistencyLevel) -> Self {
         self.consistency = consistency;
         self
     }
 
-    /// Whether one region takes writes, the default, or all do.
+    /// Sets whether one region accepts writes, which is the default, or all regions do.
     pub fn with_write_mode(mut self, mode: WriteMode) -> Self {
         self.write_mode = mode;
         self
     }
 
-    /// The account's regions, the write region first.
+    /// Sets the account's regions, the write region first.
     ///
     /// # Panics
     ///
-    /// If there are none.
+    /// If `regions` is empty.
     pub fn with_regions(mut self, regions: &[&str]) -> Self {
         assert!(!regions.is_empty(), "an account has at least one region");
         self.regions = regions.iter().map(|name| (*name).to_owned()).collect();
         self
     }
 
-    /// Whether a filter by a path that is not indexed is served by a scan; refused by default.
+    /// Sets whether the account scans for a filter on a path that is not indexed. By default it refuses such a filter.
     ///
     /// The service once refused such filters unless the request allowed a scan. Today it scans and charges for every
-    /// document that it reads. The refusal makes a test fail that would be expensive on Azure.
+    /// document that it reads. The refusal makes a test fail whose query would be expensive on Azure.
     pub fn with_unindexed_filters(mut self, scans: bool) -> Self {
         self.scans = scans;
         self
     }
 
-    /// The account key, in base64; [`EMULATOR_KEY`] by default.
+    /// Sets the account key, in base64. The default is [`EMULATOR_KEY`].
     pub fn with_account_key(mut self, key: impl Into<String>) -> Self {
         self.key = Secret::new(key.into());
         self
     }
 
-    /// Builds the account, empty.
+    /// Builds an empty account.
     ///
     /// # Panics
     ///
@@ -142,7 +143,7 @@ impl LocalAccountBuilder {
         let endpoint = gateway(&self.regions[0]);
         let provisioning = Provisioning { partitions: self.partitions, throughput: self.throughput };
         let key = self.key.clone();
-        let (latency, queries) = (self.latency, Queries::new(self.scans));
+        let (latency, queries) = (self.latency, QueryChecker::new(self.scans));
         let emulator = InMemoryEmulatorHttpClient::new(self.config());
         let service = Service::new(Arc::new(emulator));
         let wire = Arc::new(Wire::new(service, provisioning, queries, latency));
@@ -153,7 +154,7 @@ impl LocalAccountBuilder {
         let region = |name: &String| VirtualRegion::new(name, gateway(name));
         let regions = self.regions.iter().map(region).collect();
         VirtualAccountConfig::new(regions)
-            .expect("there is a region, and ids are given by position")
+            .expect("the list of regions is not empty, and each id is a position in it")
             .with_account_id("local")
             .with_write_mode(self.write_mode)
             .with_consistency(self.consistency)
@@ -162,7 +163,7 @@ impl LocalAccountBuilder {
     }
 }
 
-/// The address of a region. Nothing listens there: the name only tells the emulator which region is meant.
+/// Returns the address of a region. No server listens there: the emulator recognises the region by this name.
 fn gateway(region: &str) -> Url {
     let letters = region.chars().filter(char::is_ascii_alphanumeric);
     let host: String = letters.map(|c| c.to_ascii_lowercase()).collect();

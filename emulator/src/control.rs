@@ -1,5 +1,5 @@
-//! The served account's own endpoints, under `/_emulator/`: counters, rules, misbehaviours, splits and
-//! merges. They need no credential.
+//! The control endpoints of the served account, under `/_emulator/`: counters, rules, misbehaviours, splits and merges.
+//! They need no credential.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -16,15 +16,15 @@ use crate::rules::{WireAction, WireRule};
 
 const ROOT: &str = "_emulator";
 
-/// A rule in JSON, such as `{"kind":"batch","times":2,"action":{"type":"refuse","status":429}}`, or for a share of the
-/// requests, `{"one_in":20,"action":{"type":"lose_answer"}}`.
+/// A rule in JSON, such as `{"kind":"batch","times":2,"action":{"type":"refuse","status":429}}`. With `one_in` it
+/// applies to a random share of the requests: `{"one_in":20,"action":{"type":"lose_answer"}}`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RuleRequest {
     action: ActionRequest,
     kind: Option<RequestKind>,
     client: Option<String>,
-    /// Of the requests that match otherwise, one in so many, at random.
+    /// The rule applies to one in this many of the requests that match, chosen at random.
     one_in: Option<NonZeroU32>,
     #[serde(default)]
     skip: u64,
@@ -67,12 +67,12 @@ struct MisbehaviourRequest {
     value: Option<Value>,
 }
 
-/// Whether the request is for these endpoints.
+/// Whether the request addresses a control endpoint.
 pub(crate) fn is_control(request: &Outgoing) -> bool {
     request.segments().first().is_some_and(|first| first == ROOT)
 }
 
-/// Answers it.
+/// Answers a request to a control endpoint.
 pub(crate) async fn answer(account: &LocalAccount, request: &Outgoing) -> Answer {
     let segments = request.segments();
     let parts: Vec<&str> = segments.iter().skip(1).map(String::as_str).collect();
@@ -93,7 +93,7 @@ pub(crate) async fn answer(account: &LocalAccount, request: &Outgoing) -> Answer
         }
         (Method::Post, ["split"]) => split(account, &request.body).await,
         (Method::Post, ["merge"]) => merge(account, &request.body).await,
-        _ => Answer::refusal(404, None, "There is no such control endpoint."),
+        _ => Answer::refusal(404, None, "This control endpoint does not exist."),
     }
 }
 
@@ -153,7 +153,7 @@ fn misbehave(account: &LocalAccount, body: &[u8]) -> Answer {
 }
 
 impl MisbehaviourRequest {
-    /// The form that the program takes.
+    /// Returns the misbehaviour in the form of the command line: `NAME` or `NAME=VALUE`.
     fn text(&self) -> String {
         match &self.value {
             None => self.name.clone(),

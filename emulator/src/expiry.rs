@@ -1,7 +1,7 @@
-//! Time to live. The SDK's emulator stores `ttl` and ignores it.
+//! Expiry of items after their time to live. The SDK's emulator stores `ttl` and ignores it.
 //!
-//! An item that expires is checked when its time has come, before the next request is answered. It is deleted past the
-//! wire if it is still due then: a later write may have given it more time.
+//! When an item's time has come, the next request checks it before it is answered. The check deletes the item,
+//! bypassing the wire, if the item has expired. A later write may have extended its time.
 
 use std::collections::{BTreeSet, HashMap};
 use std::future::Future;
@@ -13,51 +13,51 @@ use azure_core::http::{headers::HeaderName, Method};
 use serde_json::Value;
 use tokio::sync::Mutex;
 
-use crate::ledger::ItemKey;
+use crate::names::ItemKey;
 use crate::request::read_json;
 use crate::service::Service;
 
 const IF_MATCH: HeaderName = HeaderName::from_static("if-match");
 
-/// The items that expire, by time.
+/// The items with a time to live, by the time of their next check.
 #[derive(Debug)]
 pub(crate) struct Expirations {
-    /// When the next item is due, in Unix seconds; the largest number while none is.
+    /// When the next item is due, in Unix seconds. `u64::MAX` if no item is due.
     next: AtomicU64,
-    queue: StdMutex<Queue>,
-    /// One at a time, so that nobody sees an item that is due while another request deletes it.
-    draining: Mutex<()>,
+    queue: StdMutex<ExpiryQueue>,
+    /// Serialises expiry. Otherwise a request could see an expired item while another request deletes it.
+    drain_lock: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
-struct Queue {
+struct ExpiryQueue {
     by_time: BTreeSet<(u64, ItemKey)>,
     by_item: HashMap<ItemKey, u64>,
 }
 
-/// What became of an item that was due.
-enum Outcome {
+/// The result of checking an item that was due.
+enum ExpiryResult {
     Deleted,
-    Kept,
-    /// It is due later, or could not be read.
+    NotExpired,
+    /// The item is due at this time, or could not be read and is checked again then.
     Later(u64),
 }
 
 impl Default for Expirations {
     fn default() -> Self {
-        Self { next: AtomicU64::new(u64::MAX), queue: StdMutex::default(), draining: Mutex::default() }
+        Self { next: AtomicU64::new(u64::MAX), queue: StdMutex::default(), drain_lock: Mutex::default() }
     }
 }
 
 impl Expirations {
-    /// Checks an item after its time to live, if it has one.
+    /// Schedules a check of an item after its time to live, if it has one.
     pub fn schedule(&self, key: &ItemKey, default_ttl: Option<i64>, document: &Value) {
-        if let Some(ttl) = lifetime(default_ttl, document) {
+        if let Some(ttl) = seconds_to_live(default_ttl, document) {
             self.check_at(key, now().saturating_add(ttl));
         }
     }
 
-    /// Checks an item at this time, or earlier if an earlier check is due already.
+    /// Schedules a check of an item at this time. An earlier scheduled check remains.
     pub fn check_at(&self, key: &ItemKey, time: u64) {
         self.with(|queue| {
             match queue.by_item.get(key).copied() {
@@ -70,27 +70,27 @@ impl Expirations {
         });
     }
 
-    /// Deletes what has expired and tells `deleted` of each item. `default_ttl` is that of an item's container.
+    /// Deletes expired items and calls `deleted` for each. `default_ttl` returns the default of an item's container.
     pub async fn drain<F>(&self, service: &Service, default_ttl: impl Fn(ItemKey) -> F, deleted: impl Fn(&ItemKey))
     where
         F: Future<Output = Option<i64>>,
     {
-        // Accounts on which nothing expires do not even ask for the time.
+        // An account without expiring items does not read the clock.
         let next = self.next.load(Ordering::Acquire);
         if next == u64::MAX || next > now() {
             return;
         }
-        let _alone = self.draining.lock().await;
+        let _guard = self.drain_lock.lock().await;
         while let Some(key) = self.take_due() {
             match expire(service, &key, default_ttl(key.clone()).await).await {
-                Outcome::Later(time) => self.check_at(&key, time),
-                Outcome::Deleted => deleted(&key),
-                Outcome::Kept => (),
+                ExpiryResult::Later(time) => self.check_at(&key, time),
+                ExpiryResult::Deleted => deleted(&key),
+                ExpiryResult::NotExpired => (),
             }
         }
     }
 
-    /// Takes the next item that is due off the queue.
+    /// Removes the next due item from the queue and returns it.
     fn take_due(&self) -> Option<ItemKey> {
         let now = now();
         self.with(|queue| {
@@ -101,7 +101,7 @@ impl Expirations {
         })
     }
 
-    fn with<R>(&self, change: impl FnOnce(&mut Queue) -> R) -> R {
+    fn with<R>(&self, change: impl FnOnce(&mut ExpiryQueue) -> R) -> R {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let result = change(&mut queue);
         let next = queue.by_time.first().map_or(u64::MAX, |(time, _)| *time);
@@ -110,24 +110,24 @@ impl Expirations {
     }
 }
 
-/// Deletes an item if its time is over.
-async fn expire(service: &Service, key: &ItemKey, default_ttl: Option<i64>) -> Outcome {
-    let again = Outcome::Later(now() + 1);
+/// Deletes an item if it has expired.
+async fn expire(service: &Service, key: &ItemKey, default_ttl: Option<i64>) -> ExpiryResult {
+    let again = ExpiryResult::Later(now() + 1);
     let Some(read) = service.item_request(Method::Get, key) else { return again };
     let item = match service.forward(&read).await {
         Ok(answer) if answer.is_success() => read_json(&answer.body).unwrap_or_default(),
-        Ok(answer) if answer.status == 404 => return Outcome::Kept,
+        Ok(answer) if answer.status == 404 => return ExpiryResult::NotExpired,
         _ => return again,
     };
-    match end(default_ttl, &item) {
-        None => return Outcome::Kept,
-        Some(time) if time > now() => return Outcome::Later(time),
+    match expires_at(default_ttl, &item) {
+        None => return ExpiryResult::NotExpired,
+        Some(time) if time > now() => return ExpiryResult::Later(time),
         Some(_) => (),
     }
     match delete(service, key, &item).await {
-        // Somebody was faster, and wrote or deleted it.
-        Some(404 | 412) => Outcome::Later(now()),
-        Some(status) if status < 300 => Outcome::Deleted,
+        // Another request has written or deleted the item meanwhile.
+        Some(404 | 412) => ExpiryResult::Later(now()),
+        Some(status) if status < 300 => ExpiryResult::Deleted,
         _ => again,
     }
 }
@@ -138,25 +138,25 @@ async fn delete(service: &Service, key: &ItemKey, item: &Value) -> Option<u16> {
     service.forward(&request).await.ok().map(|answer| answer.status)
 }
 
-/// How many seconds an item lives after its last write; none if it does not expire.
-fn lifetime(default_ttl: Option<i64>, item: &Value) -> Option<u64> {
+/// Returns how many seconds after its last write an item expires, or `None` if it does not expire.
+fn seconds_to_live(default_ttl: Option<i64>, item: &Value) -> Option<u64> {
     let default = default_ttl?;
     let ttl = item.get("ttl").and_then(Value::as_i64).unwrap_or(default);
     u64::try_from(ttl).ok().filter(|ttl| *ttl > 0)
 }
 
-/// When the life of a stored item ends, in Unix seconds; none if it does not expire.
-fn end(default_ttl: Option<i64>, item: &Value) -> Option<u64> {
-    let ttl = lifetime(default_ttl, item)?;
+/// Returns when a stored item expires, in Unix seconds, or `None` if it does not expire.
+fn expires_at(default_ttl: Option<i64>, item: &Value) -> Option<u64> {
+    let ttl = seconds_to_live(default_ttl, item)?;
     Some(item["_ts"].as_u64().unwrap_or_default().saturating_add(ttl))
 }
 
-/// Whether the life of a stored item is over.
-pub(crate) fn is_over(default_ttl: Option<i64>, item: &Value) -> bool {
-    end(default_ttl, item).is_some_and(|time| time <= now())
+/// Whether a stored item has expired.
+pub(crate) fn is_expired(default_ttl: Option<i64>, item: &Value) -> bool {
+    expires_at(default_ttl, item).is_some_and(|time| time <= now())
 }
 
-/// The clock by which the emulator sets `_ts`.
+/// Returns the time in Unix seconds, by the same clock as the emulator's `_ts`.
 pub(crate) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
@@ -166,21 +166,21 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::service::ContainerName;
+    use crate::names::ContainerName;
 
     #[test]
-    fn an_items_own_time_to_live_counts_only_where_the_container_has_one() {
+    fn an_items_own_time_to_live_applies_only_if_the_container_has_a_default() {
         let own = |ttl: i64| json!({ "id": "1", "ttl": ttl });
-        assert_eq!(lifetime(None, &own(5)), None);
-        assert_eq!(lifetime(Some(-1), &own(5)), Some(5));
-        assert_eq!(lifetime(Some(-1), &json!({})), None);
-        assert_eq!(lifetime(Some(60), &json!({})), Some(60));
-        assert_eq!(lifetime(Some(60), &own(5)), Some(5));
-        assert_eq!(lifetime(Some(60), &own(-1)), None);
+        assert_eq!(seconds_to_live(None, &own(5)), None);
+        assert_eq!(seconds_to_live(Some(-1), &own(5)), Some(5));
+        assert_eq!(seconds_to_live(Some(-1), &json!({})), None);
+        assert_eq!(seconds_to_live(Some(60), &json!({})), Some(60));
+        assert_eq!(seconds_to_live(Some(60), &own(5)), Some(5));
+        assert_eq!(seconds_to_live(Some(60), &own(-1)), None);
     }
 
     #[test]
-    fn an_item_is_checked_once_at_the_earliest_of_its_times() {
+    fn an_item_is_checked_once_at_its_earliest_time() {
         let expirations = Expirations::default();
         let container = ContainerName::new("d", "c");
         let key = ItemKey::new(container, "[]", "1");

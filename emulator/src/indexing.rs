@@ -1,19 +1,19 @@
-//! A container's indexing policy, and which filters and orders it can serve.
+//! A container's indexing policy, and the filters and orders that its index can serve.
 
 use serde_json::Value;
 
 use crate::sql::{Query, SortKey, ELEMENTS};
 
-/// The service indexes these whatever the policy says.
+/// Properties that the service always indexes.
 const ALWAYS_INDEXED: [&str; 3] = ["id", "_ts", "_rid"];
 
-/// What the index of a container holds.
+/// The index of a container, according to its policy.
 #[derive(Debug, Default)]
 pub(crate) struct Indexing {
     has_index: bool,
     included: Vec<Pattern>,
     excluded: Vec<Pattern>,
-    composites: Vec<Vec<Sorted>>,
+    composites: Vec<Vec<CompositePath>>,
     partition_key: Vec<Vec<String>>,
 }
 
@@ -26,13 +26,13 @@ struct Pattern {
 
 /// One path of a composite index.
 #[derive(Debug)]
-struct Sorted {
+struct CompositePath {
     steps: Vec<String>,
     descending: bool,
 }
 
 impl Indexing {
-    /// Reads it from a container's properties.
+    /// Reads the policy from a container's properties.
     pub fn of(container: &Value) -> Self {
         let policy = &container["indexingPolicy"];
         let composites = list(&policy["compositeIndexes"]).iter();
@@ -46,7 +46,7 @@ impl Indexing {
             has_index: !mode.eq_ignore_ascii_case("none"),
             included,
             excluded,
-            composites: composites.map(|index| list(index).iter().map(Sorted::of).collect()).collect(),
+            composites: composites.map(|index| list(index).iter().map(CompositePath::of).collect()).collect(),
             partition_key: list(&container["partitionKey"]["paths"])
                 .iter()
                 .filter_map(Value::as_str)
@@ -55,13 +55,13 @@ impl Indexing {
         }
     }
 
-    /// The first path that `query` filters by and the index does not hold.
+    /// Returns the first path that `query` filters by and the index does not contain.
     pub fn unindexed_filter<'q>(&self, query: &'q Query) -> Option<&'q [String]> {
-        let served = |path: &Vec<String>| self.partition_key.contains(path) || self.holds(path);
+        let served = |path: &Vec<String>| self.partition_key.contains(path) || self.contains(path);
         query.filter_paths().iter().find(|path| !served(path)).map(Vec::as_slice)
     }
 
-    /// Why the index can't serve the order that `query` asks for.
+    /// Returns the service's message if the index can't serve the order that `query` requests.
     pub fn order_refusal(&self, query: &Query) -> Option<&'static str> {
         match query.order_by() {
             [] => None,
@@ -75,15 +75,16 @@ impl Indexing {
         }
     }
 
-    /// Scores of functions have indexes of their own kinds.
+    /// Whether the index serves an order by one key. A function's score has an index of another kind and always passes.
     fn orders_by(&self, key: &SortKey) -> bool {
-        key.path.as_ref().is_none_or(|path| self.holds(path))
+        key.path.as_ref().is_none_or(|path| self.contains(path))
     }
 
-    /// A composite index serves exactly its own paths in their sequence, forwards and backwards.
+    /// Whether a composite index serves these keys. It serves exactly its own paths in their sequence, forwards and
+    /// backwards.
     fn orders_by_all(&self, keys: &[SortKey]) -> bool {
-        let serves = |index: &Vec<Sorted>, backwards: bool| {
-            let serves_one = |(sorted, key): (&Sorted, &SortKey)| {
+        let serves = |index: &Vec<CompositePath>, backwards: bool| {
+            let serves_one = |(sorted, key): (&CompositePath, &SortKey)| {
                 Some(&sorted.steps) == key.path.as_ref() && (sorted.descending != backwards) == key.descending
             };
             index.len() == keys.len() && index.iter().zip(keys).all(serves_one)
@@ -92,27 +93,28 @@ impl Indexing {
         any_score || self.composites.iter().any(|index| serves(index, false) || serves(index, true))
     }
 
-    /// Whether the index holds a property, or the elements of the array that it is.
-    fn holds(&self, path: &[String]) -> bool {
+    /// Whether the index contains a property, or the elements of an array property.
+    fn contains(&self, path: &[String]) -> bool {
         let always = path.len() == 1 && ALWAYS_INDEXED.contains(&path[0].as_str());
         path.is_empty() || always || self.includes(path) || self.includes_elements(path)
     }
 
-    /// Only a path of the policy that names the elements tells that the property is an array.
+    /// Whether the index contains the elements of an array. Only a path that names the elements tells that the property
+    /// is an array.
     fn includes_elements(&self, path: &[String]) -> bool {
         let elements = [path, &[ELEMENTS.to_owned()]].concat();
         self.included.iter().any(|pattern| pattern.steps == elements) && self.includes(&elements)
     }
 
-    /// The paths of each composite index.
+    /// Returns the paths of each composite index.
     pub fn composites(&self) -> impl Iterator<Item = impl Iterator<Item = &[String]>> {
         let composites = self.composites.iter().filter(|_| self.has_index);
         composites.map(|index| index.iter().map(|sorted| sorted.steps.as_slice()))
     }
 
-    /// Whether the index holds the values at a path. The most precise path of the policy decides.
+    /// Whether the index contains the values at a path. The most specific path of the policy decides.
     pub fn includes<S: AsRef<str>>(&self, path: &[S]) -> bool {
-        let best = |patterns: &[Pattern]| patterns.iter().filter_map(|pattern| pattern.precision(path)).max();
+        let best = |patterns: &[Pattern]| patterns.iter().filter_map(|pattern| pattern.specificity(path)).max();
         self.has_index && best(&self.included) > best(&self.excluded)
     }
 }
@@ -127,8 +129,9 @@ impl Pattern {
         Self { steps, is_prefix }
     }
 
-    /// How precisely the pattern matches a path, if it does: the longer one wins, and then the exact one.
-    fn precision<S: AsRef<str>>(&self, path: &[S]) -> Option<(usize, bool)> {
+    /// Returns how specifically the pattern matches a path, or `None`. A longer pattern wins over a shorter one, and an
+    /// exact one over a prefix.
+    fn specificity<S: AsRef<str>>(&self, path: &[S]) -> Option<(usize, bool)> {
         let length = self.steps.len();
         let is_below = path.len() >= length && self.steps.iter().zip(path).all(|(step, name)| step == name.as_ref());
         let matches = is_below && (self.is_prefix || path.len() == length);
@@ -136,7 +139,7 @@ impl Pattern {
     }
 }
 
-impl Sorted {
+impl CompositePath {
     fn of(path: &Value) -> Self {
         let steps = steps(path["path"].as_str().unwrap_or_default());
         Self { steps, descending: path["order"].as_str() == Some("descending") }
@@ -151,7 +154,7 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// The steps of a path of the policy: `/a/"b/c"/?`.
+/// Splits a path of the policy, such as `/a/"b/c"/?`, into its steps.
 fn steps(path: &str) -> Vec<String> {
     let mut steps = Vec::new();
     let mut rest = path;
@@ -196,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_precise_path_decides() {
+    fn the_most_specific_path_decides() {
         let some = only(&["/a/?", "/b/*", "/\"c d\"/?", "/l/[]/n/?", "/m/[]/?"]);
         for served in ["c.a = 1", "c.b = 1", "c.b.x.y = 1", "c['c d'] = 1", "c.l[0].n = 1", "ARRAY_CONTAINS(c.m, 1)"] {
             assert!(serves(&some, served), "{served}");
@@ -212,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_times_and_partition_keys_need_no_path() {
+    fn ids_timestamps_and_partition_keys_need_no_included_path() {
         let nothing = only(&[]);
         assert!(serves(&nothing, "c.id = '1' AND c._ts > 1 AND c.pk = 'p' AND c._rid > ''"));
         assert!(!serves(&nothing, "c._etag = ''"));

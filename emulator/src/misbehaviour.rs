@@ -1,5 +1,5 @@
-//! What a local account can do wrong on request: behaviour of live accounts, of gateways and of other emulators that a
-//! provider has to cope with, or has to notice.
+//! Misbehaviours: deviations of live accounts, gateways and other emulators that the local account imitates on request.
+//! A provider has to tolerate or to detect them.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -7,11 +7,11 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::conduct::Conduct;
+use crate::active_misbehaviours::ActiveMisbehaviours;
 
-/// One kind of bad behaviour. [`Wire::misbehave`](crate::Wire::misbehave) turns it on.
+/// A deviation from the normal behaviour of an account. [`Wire::misbehave`](crate::Wire::misbehave) turns it on.
 ///
-/// Each has a name, which the served account and the program take as `NAME` or `NAME=VALUE`. A time is written like
+/// Each has a name. The control endpoint and the command line accept it as `NAME` or `NAME=VALUE`. A time is written as
 /// `250ms` or `4s`.
 ///
 /// ```
@@ -25,74 +25,74 @@ use crate::conduct::Conduct;
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Misbehaviour {
-    /// `batches-not-atomic`: batches lose their atomic flag, as they may through Gateway 2.0. The operations run one by
-    /// one, up to the first that fails, and nothing is rolled back.
+    /// `batches-not-atomic`: batches lose their atomic flag, as Gateway 2.0 may cause. The operations run one by one
+    /// until one fails, and nothing is rolled back.
     BatchesNotAtomic,
-    /// `batches-ignore-if-match`: batches ignore the ETag conditions of their operations, as the vNext emulator in
-    /// Docker is reported to do.
+    /// `batches-ignore-if-match`: batches ignore the ETag conditions of their operations, as users report of the vNext
+    /// emulator in Docker.
     BatchesIgnoreIfMatch,
     /// `batches-without-etags`: the answer to a batch has no ETag for any operation.
     BatchesWithoutEtags,
-    /// `empty-pages`: every page of a query comes after an empty one that has a continuation.
+    /// `empty-pages`: an empty page with a continuation precedes every page of a query.
     EmptyPages,
-    /// `small-pages=ROWS`: a page of a query has at most so many rows, whatever the client asks for.
+    /// `small-pages=ROWS`: a page of a query has at most this many rows, whatever limit the client requests.
     SmallPages(NonZeroU32),
-    /// `slow-pages=TIME`: every page of a query takes so long.
+    /// `slow-pages=TIME`: every page of a query takes this long.
     SlowPages(Duration),
-    /// `new-containers-missing=SUBSTATUS,TIME` or `…=SUBSTATUS,REQUESTS`: a container that was just created is answered
-    /// 404 with this substatus, 1013 or 1003, for so long or so many requests. It holds for containers that are created
-    /// while this is on.
+    /// `new-containers-missing=SUBSTATUS,TIME` or `…=SUBSTATUS,REQUESTS`: requests to a new container are answered 404
+    /// with this substatus, 1013 or 1003. They are so for this time or for this many requests. The misbehaviour affects
+    /// containers that are created while it is on.
     NewContainersMissing {
-        /// 1013, the creation is in progress, or 1003, the owner does not exist.
+        /// 1013: the creation is in progress. 1003: the owner does not exist.
         substatus: u32,
-        /// When the container is there.
+        /// When the container becomes available.
         until: Until,
     },
-    /// `forbidden` or `forbidden=SUBSTATUS`: requests about items are answered 403. Without a substatus it is the
-    /// firewall.
+    /// `forbidden` or `forbidden=SUBSTATUS`: requests about items are answered 403. Without a substatus the message is
+    /// that of the firewall.
     Forbidden(Option<u32>),
     /// `unauthorized` or `unauthorized=SUBSTATUS`: requests about items are answered 401.
     Unauthorized(Option<u32>),
     /// `refuse-query=TEXT`: queries that contain this text are answered 400, as by an account with another grammar.
     RefuseQuery(String),
-    /// `charges-times=FACTOR`: every charge is multiplied, as by an account with other prices.
+    /// `charges-times=FACTOR`: every charge is multiplied by this factor, as on an account with other prices.
     ChargesTimes(f64),
-    /// `full-answers`: writes return the whole document although the client asks for a minimal answer.
+    /// `full-answers`: writes return the whole document although the client requests a minimal answer.
     FullAnswers,
     /// `refuse-priority`: requests that have a priority are answered 400.
     RefusePriority,
     /// `no-time-to-live`: items do not expire.
     NoTimeToLive,
-    /// `scan-unindexed`: filters on paths that are not indexed are answered by a scan instead of 400.
+    /// `scan-unindexed`: the account scans for filters on paths that are not indexed, instead of answering 400.
     ScanUnindexed,
     /// `refuse-latest-committed`: reads at `LatestCommitted` are answered 400.
     RefuseLatestCommitted,
 }
 
-/// When a container that was just created can be used.
+/// When a new container becomes available.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Until {
-    /// After so long.
+    /// After this time.
     Time(Duration),
-    /// After so many requests to it.
+    /// After this many requests to it.
     Requests(u64),
 }
 
-/// A name or a value that is no [`Misbehaviour`].
+/// An error: the text is not the name of a [`Misbehaviour`], or its value is invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownMisbehaviour(String);
 
 impl fmt::Display for UnknownMisbehaviour {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = Misbehaviour::FORMS.join(", ");
-        write!(f, "there is no misbehaviour \"{}\"; there are: {names}", self.0)
+        write!(f, "unknown misbehaviour \"{}\"; use one of: {names}", self.0)
     }
 }
 
 impl std::error::Error for UnknownMisbehaviour {}
 
 impl Misbehaviour {
-    /// The names, with their values.
+    /// The names of all misbehaviours, with placeholders for their values.
     pub const FORMS: [&'static str; 16] = [
         "batches-not-atomic",
         "batches-ignore-if-match",
@@ -224,27 +224,27 @@ fn format_time(time: Duration) -> String {
     format!("{}ms", time.as_millis())
 }
 
-/// A misbehaviour that was turned on. Dropping it leaves it on.
+/// A handle of a misbehaviour that is on. The misbehaviour stays on when the handle is dropped.
 #[derive(Clone, Debug)]
 pub struct MisbehaviourHandle {
     misbehaviour: Arc<Misbehaviour>,
-    all: Arc<Misbehaviours>,
+    all: Arc<MisbehaviourList>,
 }
 
 impl MisbehaviourHandle {
-    /// Turns it off.
+    /// Turns the misbehaviour off.
     pub fn remove(&self) {
         self.all.with(|active| active.retain(|other| !Arc::ptr_eq(other, &self.misbehaviour)));
     }
 }
 
-/// Those that are on, in the order in which they were turned on.
+/// The misbehaviours that are on, in the order in which they were turned on.
 #[derive(Debug, Default)]
-pub(crate) struct Misbehaviours {
+pub(crate) struct MisbehaviourList {
     active: Mutex<Vec<Arc<Misbehaviour>>>,
 }
 
-impl Misbehaviours {
+impl MisbehaviourList {
     pub fn add(self: &Arc<Self>, misbehaviour: Misbehaviour) -> MisbehaviourHandle {
         let misbehaviour = Arc::new(misbehaviour);
         self.with(|active| active.push(Arc::clone(&misbehaviour)));
@@ -255,9 +255,9 @@ impl Misbehaviours {
         self.with(Vec::clear);
     }
 
-    /// Those that are on at this moment.
-    pub fn conduct(&self) -> Conduct {
-        Conduct::new(self.with(|active| active.clone()))
+    /// Returns the misbehaviours that are on at this moment.
+    pub fn active(&self) -> ActiveMisbehaviours {
+        ActiveMisbehaviours::new(self.with(|active| active.clone()))
     }
 
     fn with<R>(&self, change: impl FnOnce(&mut Vec<Arc<Misbehaviour>>) -> R) -> R {

@@ -1,4 +1,4 @@
-//! What a request on the wire is: its kind, and what a rule or a check can ask about it.
+//! Requests on the wire: their kind, and the details that rules and checks read.
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(crate) const CONSISTENCY: HeaderName = HeaderName::from_static("x-ms-consist
 pub(crate) const READ_STRATEGY: HeaderName = HeaderName::from_static("x-ms-cosmos-read-consistency-strategy");
 const CHANGE_FEED: HeaderName = HeaderName::from_static("a-im");
 
-/// What a request asks for.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -48,9 +48,10 @@ pub enum RequestKind {
     Replace,
     /// The deletion of an item.
     Delete,
-    /// The point read of an item, or a batch of nothing but reads: those go where writes go, and change nothing.
+    /// The point read of an item, or a batch that only reads. Such a batch goes to the write region and changes
+    /// nothing.
     Read,
-    /// One page of a query, or of a plain feed of items.
+    /// One page of a query, or of a feed of items without a query.
     Query,
     /// A query plan.
     QueryPlan,
@@ -58,12 +59,12 @@ pub enum RequestKind {
     Batch,
     /// One page of the change feed.
     ChangeFeed,
-    /// Anything else, a patch among it.
+    /// Any other request, for example a patch.
     Other,
 }
 
 impl RequestKind {
-    /// The kind's name in JSON.
+    /// Returns the name of the kind in JSON.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Account => "account",
@@ -84,7 +85,7 @@ impl RequestKind {
         }
     }
 
-    /// Whether the request is about the account's structure and not about items.
+    /// Whether the request concerns the account's structure rather than items.
     pub fn is_metadata(self) -> bool {
         matches!(self, Self::Account | Self::Database | Self::Container | Self::PartitionKeyRanges | Self::Offer)
     }
@@ -96,13 +97,13 @@ impl fmt::Display for RequestKind {
     }
 }
 
-/// A request as a rule sees it.
+/// A request, as a rule or an observer sees it.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct WireRequest<'a> {
-    /// What it asks for.
+    /// The kind of the request.
     pub kind: RequestKind,
-    /// The name of the client that sent it; over HTTP, its user agent's suffix.
+    /// The name of the client that sent the request. Over HTTP it is the suffix of the user agent.
     pub client: Option<&'a str>,
     /// The HTTP method.
     pub method: &'a str,
@@ -110,26 +111,26 @@ pub struct WireRequest<'a> {
     pub path: &'a str,
     /// The partition key header: a JSON array.
     pub partition_key: Option<&'a str>,
-    /// The physical partition that the request names, as the SDK does for each part of a query across partitions.
+    /// The physical partition that the request names. The SDK names one in each part of a query across partitions.
     pub partition_range: Option<&'a str>,
-    /// Where an earlier page of the same query or feed ended.
+    /// The continuation of the previous page of the same query or feed.
     pub continuation: Option<&'a str>,
-    /// The item that a point operation is about, from the path or else the body.
+    /// The id of the item of a point operation, from the path or else from the body.
     pub document_id: Option<&'a str>,
-    /// The body as sent; it may be in Cosmos's binary JSON, which [`json`](Self::json) reads too.
+    /// The body as sent. It may be in Cosmos DB's binary JSON, which [`json`](Self::json) reads too.
     pub body: &'a [u8],
-    /// The request's number on this account's wire, from 1.
+    /// The number of the request on this account's wire, starting at 1.
     pub sequence: u64,
     headers: &'a Headers,
 }
 
 impl<'a> WireRequest<'a> {
-    /// The value of a header; its name in small letters.
+    /// Returns the value of a header. `name` is in lower case.
     pub fn header(&self, name: &'static str) -> Option<&'a str> {
         header(self.headers, &HeaderName::from_static(name))
     }
 
-    /// The body as JSON, whether it was sent as text or in Cosmos's binary form.
+    /// Returns the body as JSON, whether it was sent as text or in the binary form.
     pub fn json(&self) -> Option<Value> {
         read_json(self.body)
     }
@@ -146,7 +147,7 @@ pub(crate) struct Outgoing {
 }
 
 impl Outgoing {
-    /// Takes the slash off the end of the path: the Python SDK sends one, the service minds it as little as we do.
+    /// Removes a trailing slash from the path. The Python SDK sends one, and the service ignores it.
     pub fn trim_trailing_slash(&mut self) {
         let path = self.url.path();
         if path.len() > 1 && path.ends_with('/') {
@@ -155,19 +156,19 @@ impl Outgoing {
         }
     }
 
-    /// The same request without body, to another path in the same region.
+    /// Returns a GET request without headers and body, to another path in the same region.
     pub fn get(&self, path: &str) -> Self {
         let mut url = self.url.clone();
         url.set_path(path);
         Self { client: None, method: Method::Get, url, headers: Headers::new(), body: Bytes::new() }
     }
 
-    /// The path's segments, decoded.
+    /// Returns the decoded segments of the path.
     pub fn segments(&self) -> Vec<String> {
         segments(self.url.path())
     }
 
-    /// The request as the emulator takes it.
+    /// Returns the request in the type that the emulator accepts.
     pub fn to_core(&self) -> Request {
         let mut request = Request::new(self.url.clone(), self.method);
         *request.headers_mut() = self.headers.clone();
@@ -178,9 +179,9 @@ impl Outgoing {
     }
 }
 
-/// What is read off a request once, for the rules and the checks.
+/// The details of a request that rules and checks use. They are read once.
 #[derive(Debug)]
-pub(crate) struct Facts {
+pub(crate) struct RequestDetails {
     pub kind: RequestKind,
     pub sequence: u64,
     pub partition_key: Option<String>,
@@ -189,8 +190,8 @@ pub(crate) struct Facts {
     pub body: Option<Value>,
 }
 
-impl Facts {
-    /// Reads them off `request`, which is number `sequence` on its wire.
+impl RequestDetails {
+    /// Reads the details of `request`, which has the number `sequence` on its wire.
     pub fn of(request: &Outgoing, sequence: u64) -> Self {
         let segments = request.segments();
         let sent_as = classify(request.method, &segments, &request.headers);
@@ -198,11 +199,11 @@ impl Facts {
             matches!(sent_as, RequestKind::Create | RequestKind::Upsert | RequestKind::Replace | RequestKind::Batch);
         let body = is_write.then(|| read_json(&request.body)).flatten();
         let reads_only = sent_as == RequestKind::Batch && body.as_ref().is_some_and(has_only_reads);
-        // An id with a slash in it is several segments. It is no legal id, and refused as a whole.
+        // An id with a slash consists of several segments. It is illegal, and the check refuses the joined id.
         let named = segments.get(5..).filter(|id| !id.is_empty()).map(|id| id.join("/"));
         let in_body = || {
             let item = body.as_ref()?;
-            // A decisive read is a batch of one.
+            // The provider reads from the write region with a batch of one read.
             let item = if reads_only { item.get(0)? } else { item };
             item.get("id")?.as_str().map(str::to_owned)
         };
@@ -215,14 +216,14 @@ impl Facts {
         }
     }
 
-    /// The operations of a batch; none for other requests.
+    /// Returns the operations of a batch, or `None` for other requests.
     pub fn operations(&self) -> Option<&[Value]> {
-        // Of the requests that read, only a batch has a body.
+        // Among the requests that read, only a batch has a body.
         let is_batch = matches!(self.kind, RequestKind::Batch | RequestKind::Read);
         self.body.as_ref().filter(|_| is_batch).and_then(Value::as_array).map(Vec::as_slice)
     }
 
-    /// The request as a rule sees it.
+    /// Returns the request as a rule sees it.
     pub fn view<'a>(&'a self, request: &'a Outgoing) -> WireRequest<'a> {
         WireRequest {
             kind: self.kind,
@@ -240,7 +241,7 @@ impl Facts {
     }
 }
 
-/// Whether a batch changes nothing.
+/// Whether a batch contains only reads.
 fn has_only_reads(batch: &Value) -> bool {
     let is_read = |operation: &Value| operation.get("operationType").is_some_and(|kind| kind == "Read");
     batch.as_array().is_some_and(|operations| !operations.is_empty() && operations.iter().all(is_read))
@@ -252,12 +253,12 @@ pub(crate) fn segments(path: &str) -> Vec<String> {
     path.split('/').filter(|segment| !segment.is_empty()).map(decode).collect()
 }
 
-/// A name as a segment of a path.
+/// Encodes a name as a segment of a path.
 pub(crate) fn encode(name: &str) -> String {
     utf8_percent_encode(name, NON_ALPHANUMERIC).to_string()
 }
 
-/// What a request asks for, from its method, path and headers, as the emulator decides it.
+/// Determines the kind of a request from its method, path and headers, by the same rules as the emulator.
 pub(crate) fn classify(method: Method, segments: &[String], headers: &Headers) -> RequestKind {
     let parts: Vec<&str> = segments.iter().map(String::as_str).collect();
     match parts.as_slice() {
@@ -291,12 +292,12 @@ fn classify_feed(method: Method, headers: &Headers) -> RequestKind {
     }
 }
 
-/// Whether a header says "true", in any case.
+/// Whether the value of a header is "true", in any case.
 pub(crate) fn is_true(headers: &Headers, name: &HeaderName) -> bool {
     header(headers, name).is_some_and(|value| value.eq_ignore_ascii_case("true"))
 }
 
-/// The value of a header.
+/// Returns the value of a header.
 pub(crate) fn header<'a>(headers: &'a Headers, name: &HeaderName) -> Option<&'a str> {
     headers.get_optional_str(name)
 }

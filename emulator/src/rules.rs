@@ -1,4 +1,4 @@
-//! Rules that make the wire misbehave for the requests that they match.
+//! Rules that inject faults into the requests that they match.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,56 +6,58 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use crate::gate::{await_at_least, Gate};
 use crate::request::{RequestKind, WireRequest};
+use crate::request_gate::{await_at_least, Gate};
 
-/// What happens to a request that a rule matches.
+/// The action that a rule applies to a request.
 ///
-/// A request that has been sent is carried out even if its sender goes away meanwhile, as it would be by the service:
-/// one that is held and then let go still changes the store.
+/// As on the service, a request that was sent is executed even if its sender stops waiting. A request that is held and
+/// then released still changes the store.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum WireAction {
-    /// Answered with a status, without reaching the store.
+    /// Answers with a status. The request does not reach the store.
     Refuse {
         /// The HTTP status.
         status: u16,
-        /// The service's own code beside it.
+        /// The service's substatus.
         substatus: Option<u32>,
-        /// How long the answer asks the client to wait.
+        /// The time that the answer tells the client to wait.
         retry_after: Option<Duration>,
     },
-    /// A batch is answered with 207 because of one operation, without reaching the store: that operation has the
-    /// status, the others 424. For requests other than batches it is a [`Refuse`](Self::Refuse).
+    /// Answers a batch with 207 because one operation failed. The batch does not reach the store. That operation has
+    /// the given status, the others have 424. For other requests the action is [`Refuse`](Self::Refuse).
     RefuseBatchOperation {
-        /// The operation's position in the batch; of a shorter batch it is the last one.
+        /// The position of the operation in the batch. In a shorter batch it is the last operation.
         index: usize,
         /// The operation's status.
         status: u16,
-        /// The service's own code beside it.
+        /// The service's substatus.
         substatus: Option<u32>,
     },
-    /// The connection fails before anything is sent.
+    /// The connection fails before the request is sent.
     FailConnection,
-    /// The store carries the request out, then the connection breaks.
+    /// The store executes the request, then the connection breaks.
     LoseAnswer,
-    /// Held at the gate on its way to the store.
+    /// Holds the request at this gate before it reaches the store.
     HoldBefore(Gate),
-    /// Carried out, then its answer is held at the gate.
+    /// The store executes the request, then this gate holds its answer.
     HoldAfter(Gate),
-    /// Slower than the others on its way to the store.
+    /// Delays the request before it reaches the store.
     Delay(Duration),
-    /// Carried out, and its answer is slower than the others'.
+    /// The store executes the request, then the answer is delayed.
     DelayAnswer(Duration),
 }
 
-type Choice = Arc<dyn Fn(&WireRequest<'_>) -> Option<WireAction> + Send + Sync>;
+type ActionChooser = Arc<dyn Fn(&WireRequest<'_>) -> Option<WireAction> + Send + Sync>;
 type Predicate = Arc<dyn Fn(&WireRequest<'_>) -> bool + Send + Sync>;
 
-/// Which requests an action applies to. Without conditions: every one, until the rule is removed.
+/// An action and the conditions under which it applies. Without conditions it applies to every request until the rule
+/// is removed.
 #[derive(Clone)]
+#[must_use = "add the rule to a wire with `Wire::add`"]
 pub struct WireRule {
-    choice: Choice,
+    choice: ActionChooser,
     kinds: Vec<RequestKind>,
     client: Option<String>,
     predicates: Vec<Predicate>,
@@ -64,42 +66,42 @@ pub struct WireRule {
 }
 
 impl WireRule {
-    /// A rule that applies `action` to every request.
+    /// Creates a rule that applies `action` to every request.
     pub fn new(action: WireAction) -> Self {
         Self::choosing(move |_| Some(action.clone()))
     }
 
-    /// A rule that asks `choice` about every request: what happens to it, or nothing, and then the next rule is asked.
+    /// Creates a rule that calls `choice` for every request. If it returns `None`, the next rule decides.
     pub fn choosing(choice: impl Fn(&WireRequest<'_>) -> Option<WireAction> + Send + Sync + 'static) -> Self {
         let choice = Arc::new(choice);
         Self { choice, kinds: Vec::new(), client: None, predicates: Vec::new(), skip: 0, times: None }
     }
 
-    /// Only to this kind of request; called again, to either kind.
+    /// Restricts the rule to this kind of request. Further calls add further kinds.
     pub fn on(mut self, kind: RequestKind) -> Self {
         self.kinds.push(kind);
         self
     }
 
-    /// Only to what the client of this name sends.
+    /// Restricts the rule to requests of the client with this name.
     pub fn client(mut self, name: impl Into<String>) -> Self {
         self.client = Some(name.into());
         self
     }
 
-    /// Only to requests for which `predicate` holds; called again, to those for which both do.
+    /// Restricts the rule to requests for which `predicate` holds. With several calls, all predicates must hold.
     pub fn matching(mut self, predicate: impl Fn(&WireRequest<'_>) -> bool + Send + Sync + 'static) -> Self {
         self.predicates.push(Arc::new(predicate));
         self
     }
 
-    /// Lets the first `count` requests that match through.
+    /// Does not apply the rule to the first `count` matching requests.
     pub fn skip(mut self, count: u64) -> Self {
         self.skip = count;
         self
     }
 
-    /// Applies to `count` requests, then to none.
+    /// Applies the rule to at most `count` requests.
     pub fn times(mut self, count: u64) -> Self {
         self.times = Some(count);
         self
@@ -123,16 +125,16 @@ impl fmt::Debug for WireRule {
     }
 }
 
-/// A rule that was added. Dropping it leaves the rule in place.
+/// A handle of a rule. The rule stays when the handle is dropped.
 #[derive(Clone, Debug)]
 pub struct WireRuleHandle {
-    rule: Arc<Active>,
-    book: Arc<RuleBook>,
+    rule: Arc<ActiveRule>,
+    list: Arc<RuleList>,
 }
 
 impl WireRuleHandle {
-    /// How many requests the rule was applied to. A request whose answer is lost, held or delayed counts once the store
-    /// has carried it out.
+    /// Returns the number of requests that the rule was applied to. A request whose answer is lost, held or delayed
+    /// counts after the store has executed it.
     pub fn hits(&self) -> u64 {
         *self.rule.hits.borrow()
     }
@@ -142,83 +144,85 @@ impl WireRuleHandle {
         await_at_least(&self.rule.hits, count).await;
     }
 
-    /// Takes the rule away; requests that it holds stay held.
+    /// Removes the rule. Requests that it holds stay held.
     pub fn remove(&self) {
-        self.book.remove(&self.rule);
+        self.list.remove(&self.rule);
     }
 }
 
-/// The rules in force, in the order in which they were added.
+/// The active rules, in the order in which they were added.
 #[derive(Debug, Default)]
-pub(crate) struct RuleBook {
-    rules: Mutex<Vec<Arc<Active>>>,
+pub(crate) struct RuleList {
+    rules: Mutex<Vec<Arc<ActiveRule>>>,
 }
 
+/// A rule and the number of its matches and applications.
 #[derive(Debug)]
-struct Active {
+struct ActiveRule {
     rule: WireRule,
     matched: Mutex<u64>,
     hits: watch::Sender<u64>,
 }
 
-impl RuleBook {
+impl RuleList {
     pub fn add(self: &Arc<Self>, rule: WireRule) -> WireRuleHandle {
-        let rule = Arc::new(Active { rule, matched: Mutex::new(0), hits: watch::Sender::new(0) });
+        let rule = Arc::new(ActiveRule { rule, matched: Mutex::new(0), hits: watch::Sender::new(0) });
         self.with(|rules| rules.push(Arc::clone(&rule)));
-        WireRuleHandle { rule, book: Arc::clone(self) }
+        WireRuleHandle { rule, list: Arc::clone(self) }
     }
 
-    /// Takes all rules away: how many requests each was applied to, in the order in which they were added.
+    /// Removes all rules. Returns the number of requests that each was applied to, in the order in which they were
+    /// added.
     pub fn clear(&self) -> Vec<u64> {
         let rules = self.with(std::mem::take);
         rules.iter().map(|active| *active.hits.borrow()).collect()
     }
 
-    fn remove(&self, rule: &Arc<Active>) {
+    fn remove(&self, rule: &Arc<ActiveRule>) {
         self.with(|rules| rules.retain(|other| !Arc::ptr_eq(other, rule)));
     }
 
-    /// The action for `request`: that of the first rule which matches and is neither skipping nor used up.
+    /// Returns the action of the first rule that matches and neither skips the request nor has reached its limit.
     ///
-    /// The predicates run on a copy of the list, so that one may itself add or remove rules.
-    pub fn action_for(&self, request: &WireRequest<'_>) -> Option<Applied> {
+    /// The predicates run on a copy of the list, so a predicate may add or remove rules.
+    pub fn action_for(&self, request: &WireRequest<'_>) -> Option<AppliedRule> {
         let rules = self.with(|rules| rules.clone());
         let found = rules.iter().find_map(|active| active.apply(request).map(|action| (action, active)));
-        found.map(|(action, rule)| Applied::new(action, Arc::clone(rule)))
+        found.map(|(action, rule)| AppliedRule::new(action, Arc::clone(rule)))
     }
 
-    fn with<R>(&self, change: impl FnOnce(&mut Vec<Arc<Active>>) -> R) -> R {
+    fn with<R>(&self, change: impl FnOnce(&mut Vec<Arc<ActiveRule>>) -> R) -> R {
         change(&mut self.rules.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 /// The action for one request, and the rule that counts it.
 ///
-/// A test waits for a hit and then looks at the store. So a request whose answer a rule touches counts after the store
-/// has carried it out, and every other one counts on arrival.
+/// A test waits for a hit and then reads the store. So a request whose answer a rule changes counts after the store has
+/// executed it. Every other request counts on arrival.
 #[derive(Debug)]
-pub(crate) struct Applied {
+pub(crate) struct AppliedRule {
     pub action: WireAction,
-    rule: Arc<Active>,
+    rule: Arc<ActiveRule>,
 }
 
-impl Applied {
-    fn new(action: WireAction, rule: Arc<Active>) -> Self {
+impl AppliedRule {
+    fn new(action: WireAction, rule: Arc<ActiveRule>) -> Self {
         let applied = Self { action, rule };
-        if !applied.touches_the_answer() {
+        if !applied.changes_the_answer() {
             applied.count();
         }
         applied
     }
 
-    /// Says that the store has carried the request out.
-    pub fn carried_out(&self) {
-        if self.touches_the_answer() {
+    /// Reports that the store has executed the request.
+    pub fn executed(&self) {
+        if self.changes_the_answer() {
             self.count();
         }
     }
 
-    fn touches_the_answer(&self) -> bool {
+    fn changes_the_answer(&self) -> bool {
         matches!(self.action, WireAction::LoseAnswer | WireAction::HoldAfter(_) | WireAction::DelayAnswer(_))
     }
 
@@ -227,7 +231,7 @@ impl Applied {
     }
 }
 
-impl Active {
+impl ActiveRule {
     fn apply(&self, request: &WireRequest<'_>) -> Option<WireAction> {
         if !self.rule.matches(request) {
             return None;

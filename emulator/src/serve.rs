@@ -1,4 +1,4 @@
-//! The account over HTTP on loopback.
+//! The HTTP server of the account, on loopback.
 
 use std::fmt;
 use std::io;
@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::account::LocalAccount;
-use crate::answer::{Answer, Lost};
+use crate::answer::{Answer, NoAnswer};
 use crate::auth::{self, Credential};
 use crate::control;
 use crate::request::Outgoing;
@@ -31,13 +31,13 @@ use crate::request::Outgoing;
 const USER_AGENT: HeaderName = HeaderName::from_static("user-agent");
 const HOST: HeaderName = HeaderName::from_static("host");
 
-/// Well over what the emulator refuses by itself with 413.
+/// The largest body that the server reads. The emulator itself refuses much smaller ones with 413.
 const MAX_BODY_BYTES: usize = 16 * 1024 * 1024;
 
-/// How long requests in flight may take to end once the server stops; one held at a gate may never.
+/// How long the server waits for requests in flight when it stops. A request at a closed gate would never end.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// An account that is served over HTTP, until this is shut down or dropped.
+/// A running HTTP server of an account. It stops when this value is shut down or dropped.
 pub struct Served {
     addr: SocketAddr,
     server: Arc<Server>,
@@ -46,29 +46,29 @@ pub struct Served {
 }
 
 impl Served {
-    /// The address that the server listens on.
+    /// Returns the address that the server listens on.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// The account's endpoint, for `COSMOS_ENDPOINT`.
+    /// Returns the account's endpoint, for `COSMOS_ENDPOINT`.
     pub fn endpoint(&self) -> String {
         format!("http://{}/", self.addr)
     }
 
-    /// The bearer tokens that came, accepted or not, in order and without repetition.
+    /// Returns the bearer tokens that clients have sent, accepted or not, in order of arrival and without duplicates.
     pub fn tokens_seen(&self) -> Vec<String> {
         self.server.with_tokens(|tokens| tokens.clone())
     }
 
-    /// Stops listening, lets requests in flight end within a second, and closes the connections.
+    /// Stops listening, waits up to one second for requests in flight, and closes the connections.
     pub async fn shutdown(self) {
         self.stop.cancel();
         self.tasks.wait().await;
     }
 }
 
-/// Without the tokens that came.
+/// Leaves out the tokens.
 impl fmt::Debug for Served {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Served").field("addr", &self.addr).finish_non_exhaustive()
@@ -83,15 +83,17 @@ impl Drop for Served {
 
 struct Server {
     account: LocalAccount,
-    /// Whoever comes this way, where that is one client alone.
+    /// The name of the client, if this address serves only one.
     client: Option<Arc<str>>,
     tokens: Mutex<Vec<String>>,
 }
 
-/// Binds and serves.
+/// Binds the address and starts the server.
 pub(crate) async fn serve(account: LocalAccount, addr: SocketAddr, client: Option<&str>) -> io::Result<Served> {
     if !addr.ip().is_loopback() {
-        let message = format!("{addr} is not a loopback address: the local account is for this machine only");
+        let message = format!(
+            "{addr} is not a loopback address; the local account serves only this machine, so use 127.0.0.1 or ::1"
+        );
         return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     }
     let listener = TcpListener::bind(addr).await?;
@@ -114,8 +116,8 @@ async fn accept(listener: TcpListener, server: Arc<Server>, stop: CancellationTo
                 tasks.spawn(connection(stream, Arc::clone(&server), stop.clone()));
             }
             Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted");
-                // Out of file descriptors, most likely: let some close.
+                tracing::warn!(%error, "can't accept a connection; retrying");
+                // The process is probably out of file descriptors. A short pause lets other connections close.
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }
@@ -123,9 +125,9 @@ async fn accept(listener: TcpListener, server: Arc<Server>, stop: CancellationTo
 }
 
 async fn connection(stream: TcpStream, server: Arc<Server>, stop: CancellationToken) {
-    // Small answers must not wait for an acknowledgement of the one before.
+    // Without this option a small answer waits for the acknowledgement of the previous one.
     if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "the connection keeps Nagle's algorithm");
+        tracing::debug!(%error, "can't set TCP_NODELAY on a connection");
     }
     let service = service_fn(move |request| {
         let server = Arc::clone(&server);
@@ -142,24 +144,24 @@ async fn connection(stream: TcpStream, server: Arc<Server>, stop: CancellationTo
         }
     };
     if let Err(error) = ended {
-        tracing::debug!(%error, "a connection broke");
+        tracing::debug!(%error, "a connection ended with an error");
     }
 }
 
-/// The connection is to break: hyper closes it, or resets the HTTP/2 stream, when a service fails.
+/// An error that breaks the connection. When a service fails, hyper closes the connection or resets the HTTP/2 stream.
 #[derive(Debug)]
-struct Broken;
+struct BrokenOnPurpose;
 
-impl fmt::Display for Broken {
+impl fmt::Display for BrokenOnPurpose {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the connection was broken on purpose")
+        f.write_str("the connection is broken on purpose")
     }
 }
 
-impl std::error::Error for Broken {}
+impl std::error::Error for BrokenOnPurpose {}
 
 impl Server {
-    async fn respond(&self, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Broken> {
+    async fn respond(&self, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, BrokenOnPurpose> {
         let outgoing = match self.read(request).await {
             Ok(outgoing) => outgoing,
             Err(refusal) => return write(refusal),
@@ -176,22 +178,22 @@ impl Server {
         }
         let host = outgoing.headers.get_optional_str(&HOST).map(str::to_owned);
         let is_account = outgoing.segments().is_empty();
-        match self.account.shared_wire().carry(outgoing).await {
-            Ok(answer) if is_account && answer.is_success() => write(relocate(answer, host)),
+        match self.account.shared_wire().send(outgoing).await {
+            Ok(answer) if is_account && answer.is_success() => write(with_called_address(answer, host)),
             Ok(answer) => write(answer),
-            Err(Lost::Request | Lost::Answer) => Err(Broken),
-            Err(Lost::Unroutable(error)) => {
-                tracing::debug!(%error, "the emulator did not route a request");
-                Err(Broken)
+            Err(NoAnswer::NotSent | NoAnswer::AnswerLost) => Err(BrokenOnPurpose),
+            Err(NoAnswer::Unroutable(error)) => {
+                tracing::debug!(%error, "the SDK's emulator did not route a request");
+                Err(BrokenOnPurpose)
             }
         }
     }
 
-    /// Reads a request to its end and points it at the account's write region.
+    /// Reads a request completely and directs it to the account's write region.
     async fn read(&self, request: Request<Incoming>) -> Result<Outgoing, Answer> {
         let (parts, body) = request.into_parts();
-        let method =
-            method(parts.method.as_str()).ok_or_else(|| Answer::refusal(405, None, "This method is not served."))?;
+        let method = method(parts.method.as_str())
+            .ok_or_else(|| Answer::refusal(405, None, "This HTTP method is not supported."))?;
         let mut url = self.write_region()?;
         url.set_path(parts.uri.path());
         url.set_query(parts.uri.query());
@@ -201,7 +203,7 @@ impl Server {
                 headers.insert(name.as_str().to_owned(), value.to_owned());
             }
         }
-        // HTTP/2 has the host in the address.
+        // HTTP/2 has the host in the URI.
         if let Some(authority) = parts.uri.authority() {
             headers.insert(HOST, authority.to_string());
         }
@@ -217,7 +219,7 @@ impl Server {
         })
     }
 
-    /// Read each time: a test may fail the account over to another region.
+    /// Returns the URL of the write region. It is read each time, because a test may fail the account over.
     fn write_region(&self) -> Result<Url, Answer> {
         let config = self.account.store();
         let config = config.config();
@@ -247,14 +249,14 @@ fn method(name: &str) -> Option<Method> {
     known.into_iter().find(|method| method.as_str() == name)
 }
 
-/// What the SDKs let an application add to their user agent: `product (details) suffix`.
+/// Returns the suffix of a user agent, `product (details) suffix`, which the SDKs let an application set.
 fn suffix(user_agent: &str) -> Option<&str> {
     let (_, suffix) = user_agent.split_once(") ")?;
     Some(suffix.trim()).filter(|suffix| !suffix.is_empty())
 }
 
-/// Names the address that the client called as the account's only region, so that it keeps calling there.
-fn relocate(mut answer: Answer, host: Option<String>) -> Answer {
+/// Replaces the account's regions by the address that the client called, so that the client continues to use it.
+fn with_called_address(mut answer: Answer, host: Option<String>) -> Answer {
     let (Some(host), Ok(mut body)) = (host, serde_json::from_slice::<Value>(&answer.body)) else {
         return answer;
     };
@@ -267,14 +269,14 @@ fn relocate(mut answer: Answer, host: Option<String>) -> Answer {
     answer
 }
 
-fn write(answer: Answer) -> Result<Response<Full<Bytes>>, Broken> {
+fn write(answer: Answer) -> Result<Response<Full<Bytes>>, BrokenOnPurpose> {
     let mut response = Response::builder().status(answer.status);
     for (name, value) in answer.headers.iter() {
         response = response.header(name.as_str(), value.as_str());
     }
     let response = response.body(Full::new(answer.body));
     response.map_err(|error| {
-        tracing::error!(%error, "an answer can't be written as HTTP");
-        Broken
+        tracing::error!(%error, "can't write an answer as HTTP");
+        BrokenOnPurpose
     })
 }

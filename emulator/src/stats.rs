@@ -1,4 +1,4 @@
-//! What went over the wire, counted by kind of request.
+//! Counters of the requests on the wire, by client and by kind of request.
 
 use std::collections::BTreeMap;
 use std::ops::{Add, AddAssign, Sub};
@@ -9,17 +9,17 @@ use serde::Serialize;
 use crate::answer::Answer;
 use crate::request::{Outgoing, RequestKind};
 
-/// What one kind of request came to.
+/// The counters of one kind of request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct KindStats {
-    /// Requests that came, whatever became of them.
+    /// Requests that arrived, whatever their outcome.
     pub requests: u64,
-    /// Request units, as the answers said: the published prices, and an estimate for queries.
+    /// Request units, as charged in the answers: an estimate from published prices, not measured on Azure.
     pub charge: f64,
-    /// Bytes of the requests' bodies.
+    /// Bytes of the bodies of the requests.
     pub request_bytes: u64,
-    /// Bytes of the answers' bodies.
+    /// Bytes of the bodies of the answers.
     pub response_bytes: u64,
     /// Answers with a status of 400 or more.
     pub failures: u64,
@@ -38,7 +38,7 @@ impl AddAssign for KindStats {
 impl Sub for KindStats {
     type Output = Self;
 
-    /// Saturates: a reset between two readings gives zeros.
+    /// Saturates: a reset between two readings results in zeros.
     fn sub(self, earlier: Self) -> Self {
         Self {
             requests: self.requests.saturating_sub(earlier.requests),
@@ -50,7 +50,7 @@ impl Sub for KindStats {
     }
 }
 
-/// A reading of the counters. Subtract an earlier one to see what happened in between.
+/// A reading of the counters. The difference of two readings shows the requests between them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(transparent)]
 pub struct Stats {
@@ -58,22 +58,22 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// What this kind of request came to.
+    /// Returns the counters of this kind of request.
     pub fn of(&self, kind: RequestKind) -> KindStats {
         self.kinds.get(&kind).copied().unwrap_or_default()
     }
 
-    /// All kinds together, metadata requests included.
+    /// Returns the sum of all kinds, including metadata requests.
     pub fn total(&self) -> KindStats {
         self.sum(|_| true)
     }
 
-    /// All kinds but those about the account's structure.
+    /// Returns the sum of all kinds except metadata requests.
     pub fn items(&self) -> KindStats {
         self.sum(|kind| !kind.is_metadata())
     }
 
-    /// The kinds that were seen, in order.
+    /// Iterates over the kinds with at least one request, in order.
     pub fn iter(&self) -> impl Iterator<Item = (RequestKind, KindStats)> + '_ {
         self.kinds.iter().map(|(kind, stats)| (*kind, *stats))
     }
@@ -105,7 +105,7 @@ impl Add for Stats {
     }
 }
 
-/// The counters themselves, by client and kind.
+/// The live counters, by client and kind.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     clients: Mutex<BTreeMap<Option<Arc<str>>, Stats>>,
@@ -113,18 +113,18 @@ pub(crate) struct Counters {
 
 impl Counters {
     pub fn arrived(&self, kind: RequestKind, request: &Outgoing) {
-        let came = KindStats { requests: 1, request_bytes: request.body.len() as u64, ..KindStats::default() };
-        self.add(kind, &request.client, came);
+        let arrived = KindStats { requests: 1, request_bytes: request.body.len() as u64, ..KindStats::default() };
+        self.add(kind, &request.client, arrived);
     }
 
     pub fn answered(&self, kind: RequestKind, client: &Option<Arc<str>>, answer: &Answer) {
-        let went = KindStats {
+        let answered = KindStats {
             charge: answer.charge(),
             response_bytes: answer.body.len() as u64,
             failures: u64::from(!answer.is_success()),
             ..KindStats::default()
         };
-        self.add(kind, client, went);
+        self.add(kind, client, answered);
     }
 
     pub fn all(&self) -> Stats {

@@ -1,4 +1,4 @@
-//! The wire as the SDK's transport, for clients in the same process.
+//! The SDK's transport for clients in the same process: it sends requests to the wire.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use azure_data_cosmos_driver::test::{
 };
 use azure_data_cosmos_driver::{CosmosError, Result};
 
-use crate::answer::{Answer, Lost};
+use crate::answer::{Answer, NoAnswer};
 use crate::request::{classify, segments, Outgoing};
 use crate::wire::Wire;
 
@@ -48,7 +48,7 @@ struct WireTransport {
 }
 
 impl WireTransport {
-    /// The SDK's own HTTP client has one timeout for metadata and one for items; so have we.
+    /// Returns the timeout of a request. As the SDK's own HTTP client, it has one for metadata and one for items.
     fn timeout(&self, request: &HttpRequest) -> Duration {
         let segments = segments(request.url.path());
         let kind = classify(request.method, &segments, &request.headers);
@@ -66,9 +66,9 @@ impl TransportClient for WireTransport {
             headers: request.headers.clone(),
             body: request.body.clone().unwrap_or_default(),
         };
-        let exchange = self.wire.carry(outgoing);
-        let outcome = tokio::time::timeout(self.timeout(request), exchange).await;
-        outcome.unwrap_or(Err(Lost::Answer)).map(respond).map_err(fail)
+        let answer = self.wire.send(outgoing);
+        let outcome = tokio::time::timeout(self.timeout(request), answer).await;
+        outcome.unwrap_or(Err(NoAnswer::AnswerLost)).map(to_response).map_err(to_error)
     }
 }
 
@@ -78,25 +78,25 @@ impl fmt::Debug for WireTransport {
     }
 }
 
-fn respond(answer: Answer) -> HttpResponse {
+fn to_response(answer: Answer) -> HttpResponse {
     HttpResponse { status: answer.status, headers: answer.headers, body: answer.body.to_vec() }
 }
 
-/// The errors that the SDK's HTTP client gives for a connection that fails, breaks or stays silent.
-fn fail(lost: Lost) -> TransportError {
+/// Returns the error that the SDK's HTTP client reports for a connection that fails, breaks or times out.
+fn to_error(no_answer: NoAnswer) -> TransportError {
     let error = |status: CosmosStatus, message: &'static str| {
         let builder = CosmosError::builder().with_status(status);
         builder.with_message(message).build()
     };
-    match lost {
-        Lost::Request => TransportError::new(
+    match no_answer {
+        NoAnswer::NotSent => TransportError::new(
             error(status_codes::TRANSPORT_CONNECTION_FAILED, "the connection failed"),
             RequestSentStatus::NotSent,
         ),
-        Lost::Answer => TransportError::new(
+        NoAnswer::AnswerLost => TransportError::new(
             error(status_codes::TRANSPORT_IO_FAILED, "the answer was lost"),
             RequestSentStatus::Unknown,
         ),
-        Lost::Unroutable(error) => TransportError::new(*error, RequestSentStatus::Unknown),
+        NoAnswer::Unroutable(error) => TransportError::new(*error, RequestSentStatus::Unknown),
     }
 }

@@ -1,34 +1,34 @@
-//! What the service refuses and the SDK's emulator lets through.
+//! Checks of requests that the service refuses and the SDK's emulator accepts.
 //!
 //! The emulator itself refuses items over 2 MB, batches over 2 MB and batches of more than 100 operations.
 
 use serde_json::Value;
 
 use crate::answer::Answer;
-use crate::request::{Facts, RequestKind};
+use crate::request::{RequestDetails, RequestKind};
 
 const MAX_ID_BYTES: usize = 1023;
 const MAX_PARTITION_KEY_BYTES: usize = 2048;
 const PARTITION_KEY_MISMATCH: u32 = 1001;
 const ILLEGAL_IN_ID: [char; 4] = ['/', '\\', '?', '#'];
 
-/// The service's refusal, if it would refuse this request for its shape.
-pub(crate) fn refusal(facts: &Facts) -> Option<Answer> {
-    let partition_key = facts.partition_key.as_deref().and_then(check_partition_key);
+/// Returns the service's refusal of a malformed request.
+pub(crate) fn refusal(details: &RequestDetails) -> Option<Answer> {
+    let partition_key = details.partition_key.as_deref().and_then(check_partition_key);
     partition_key
-        .or_else(|| check_name(facts))
-        .or_else(|| check_body(facts.kind, facts.body.as_ref()?))
+        .or_else(|| check_target(details))
+        .or_else(|| check_body(details.kind, details.body.as_ref()?))
         .map(|message| Answer::refusal(400, None, &message))
 }
 
-/// How the emulator says that an item has another partition key than its request.
+/// Parts of the emulator's messages for an item whose partition key differs from that of its request.
 const MISMATCHES: [&str; 3] = [
     "partition key extracted from the document does not match",
     "PartitionKey extracted from document doesn't match",
     "must use the batch partition key",
 ];
 
-/// The emulator's refusal of a partition key that does not match, in the service's words and with its code.
+/// Replaces the emulator's refusal of a mismatched partition key by the service's message and substatus.
 pub(crate) fn corrected(answer: Answer) -> Answer {
     let is_mismatch = |text: &str| MISMATCHES.iter().any(|mismatch| text.contains(mismatch));
     if answer.status != 400 || !std::str::from_utf8(&answer.body).is_ok_and(is_mismatch) {
@@ -38,10 +38,10 @@ pub(crate) fn corrected(answer: Answer) -> Answer {
     Answer::refusal(400, Some(PARTITION_KEY_MISMATCH), message)
 }
 
-/// The item that a point operation names, in its path or in a batch of one read.
-fn check_name(facts: &Facts) -> Option<String> {
-    match facts.kind {
-        RequestKind::Read | RequestKind::Replace | RequestKind::Delete => check_id(facts.document_id.as_deref()?),
+/// Checks the id that a point operation names, in its path or in a batch of one read.
+fn check_target(details: &RequestDetails) -> Option<String> {
+    match details.kind {
+        RequestKind::Read | RequestKind::Replace | RequestKind::Delete => check_id(details.document_id.as_deref()?),
         _ => None,
     }
 }
@@ -54,13 +54,13 @@ fn check_body(kind: RequestKind, body: &Value) -> Option<String> {
     }
 }
 
-/// Checks the item that the operation names and the one that it stores.
+/// Checks the item that the operation names and the item that it stores.
 fn check_operation(operation: &Value) -> Option<String> {
     let named = operation.get("id").and_then(check_id_value);
     named.or_else(|| check_item(operation.get("resourceBody")?))
 }
 
-/// A patch in a batch carries no item, so it has no id.
+/// Checks the id of an item. A patch in a batch has no item, so it has no id.
 fn check_item(item: &Value) -> Option<String> {
     check_id_value(item.get("id")?)
 }
@@ -72,8 +72,8 @@ fn check_id_value(id: &Value) -> Option<String> {
     }
 }
 
-/// The service stores some of these all the same, and then answers every read and deletion with 400 or 401: control
-/// characters, and a space at the end.
+/// Checks an id. The service accepts control characters and a trailing space on creation, but answers every later read
+/// and deletion of the item with 400 or 401. This check refuses such ids at once.
 fn check_id(id: &str) -> Option<String> {
     if id.is_empty() || id.len() > MAX_ID_BYTES {
         let length = id.len();
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_are_held_to_the_services_rules() {
+    fn ids_follow_the_rules_of_the_service() {
         for good in ["a", "instance:1", "ü", " a b", &"x".repeat(MAX_ID_BYTES)] {
             assert_eq!(check_id(good), None, "{good}");
         }

@@ -1,5 +1,5 @@
-//! The wire between any client and the store. Every request passes here, in process or from the HTTP server:
-//! counted, matched against the rules, checked, carried out.
+//! The wire between clients and the store. Every request passes it, whether it comes from this process or from the HTTP
+//! server. The wire counts the request, matches it against the rules, checks it and forwards it.
 
 use std::fmt;
 use std::panic::resume_unwind;
@@ -11,44 +11,45 @@ use serde_json::Value;
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 
-use crate::answer::{Answer, Lost};
-use crate::batches;
-use crate::conduct::{Conduct, FreshContainers};
+use crate::accounting::Accounting;
+use crate::active_misbehaviours::{ActiveMisbehaviours, NewContainers};
+use crate::answer::{Answer, NoAnswer};
+use crate::batch;
 use crate::expiry;
-use crate::misbehaviour::{Misbehaviour, MisbehaviourHandle, Misbehaviours};
-use crate::observe::{Observer, WireAnswer};
-use crate::pages::{self, pause};
-use crate::provision::{self, Provisioning};
-use crate::queries::{self, Checked, Queries};
-use crate::ranges::MergedRanges;
-use crate::records::Records;
-use crate::request::{Facts, Outgoing, RequestKind, WireRequest};
-use crate::rules::{Applied, RuleBook, WireAction, WireRule, WireRuleHandle};
+use crate::misbehaviour::{Misbehaviour, MisbehaviourHandle, MisbehaviourList};
+use crate::observer::{Observer, WireAnswer};
+use crate::partition_ranges::MergedRanges;
+use crate::provisioning::{self, Provisioning};
+use crate::query_check::{self, CheckedQuery, QueryChecker};
+use crate::query_pages::{self, pause};
+use crate::request::{Outgoing, RequestDetails, RequestKind, WireRequest};
+use crate::rules::{AppliedRule, RuleList, WireAction, WireRule, WireRuleHandle};
 use crate::service::Service;
 use crate::stats::Counters;
 use crate::validate;
 
-/// The wire of one account: add rules to make it misbehave below the SDK's own retries.
+/// The wire of one account. A test adds rules and misbehaviours to it, which act below the SDK's own retries.
 pub struct Wire {
     service: Service,
     provisioning: Provisioning,
-    queries: Queries,
+    queries: QueryChecker,
     latency: Duration,
-    rules: Arc<RuleBook>,
-    misbehaviours: Arc<Misbehaviours>,
-    fresh: FreshContainers,
-    merged: MergedRanges,
+    rules: Arc<RuleList>,
+    misbehaviours: Arc<MisbehaviourList>,
+    new_containers: NewContainers,
+    merged_ranges: MergedRanges,
     counters: Counters,
-    records: Records,
+    accounting: Accounting,
     observer: OnceLock<Observer>,
-    carrier: OnceLock<Handle>,
+    runtime: OnceLock<Handle>,
     sequence: AtomicU64,
-    /// One at a time, so that nobody sees a container between its creation and its properties.
-    structure: Mutex<()>,
+    /// Serialises changes of databases and containers. Otherwise a client could see a container that exists without its
+    /// properties.
+    structure_lock: Mutex<()>,
 }
 
 impl Wire {
-    pub(crate) fn new(service: Service, provisioning: Provisioning, queries: Queries, latency: Duration) -> Self {
+    pub(crate) fn new(service: Service, provisioning: Provisioning, queries: QueryChecker, latency: Duration) -> Self {
         Self {
             service,
             provisioning,
@@ -56,29 +57,29 @@ impl Wire {
             latency,
             rules: Arc::default(),
             misbehaviours: Arc::default(),
-            fresh: FreshContainers::default(),
-            merged: MergedRanges::default(),
+            new_containers: NewContainers::default(),
+            merged_ranges: MergedRanges::default(),
             counters: Counters::default(),
-            records: Records::default(),
+            accounting: Accounting::default(),
             observer: OnceLock::new(),
-            carrier: OnceLock::new(),
+            runtime: OnceLock::new(),
             sequence: AtomicU64::new(0),
-            structure: Mutex::new(()),
+            structure_lock: Mutex::new(()),
         }
     }
 
-    /// Puts a rule into force, after those that are there: of several that match a request the first one acts.
+    /// Adds a rule after the existing ones. If several rules match a request, the first one acts.
     pub fn add(&self, rule: WireRule) -> WireRuleHandle {
         self.rules.add(rule)
     }
 
-    /// Takes all rules away; requests that they hold stay held. Misbehaviours stay on. Returns how many requests each
-    /// rule was applied to, in the order in which they were added.
+    /// Removes all rules. Requests that they hold stay held, and misbehaviours stay on. Returns the number of requests
+    /// that each rule was applied to, in the order in which the rules were added.
     pub fn clear(&self) -> Vec<u64> {
         self.rules.clear()
     }
 
-    /// Makes the account behave badly until the misbehaviour is removed.
+    /// Turns a misbehaviour on until it is removed.
     pub fn misbehave(&self, misbehaviour: Misbehaviour) -> MisbehaviourHandle {
         self.misbehaviours.add(misbehaviour)
     }
@@ -88,23 +89,26 @@ impl Wire {
         self.misbehaviours.clear();
     }
 
-    /// The names of the misbehaviours that are on, with their values, in the order in which they were turned on.
+    /// Returns the names of the misbehaviours that are on, with their values, in the order in which they were turned
+    /// on.
     pub fn misbehaviours(&self) -> Vec<String> {
-        self.misbehaviours.conduct().names()
+        self.misbehaviours.active().names()
     }
 
-    /// Shows every exchange to `observer` once it has its answer, before the answer goes back. Only the first one counts.
+    /// Calls `observer` with every request and its answer, before the answer returns to the client. Only the first
+    /// observer of an account is used.
     pub fn observe(&self, observer: impl Fn(&WireRequest<'_>, &WireAnswer<'_>) + Send + Sync + 'static) {
         if self.observer.set(Observer::new(observer)).is_err() {
-            tracing::warn!("the wire is observed already");
+            tracing::warn!("the wire has an observer already; the second one is ignored");
         }
     }
 
-    /// Carries every request on this runtime instead of its sender's: what a sender has sent arrives although the sender's
-    /// runtime is gone, and time on the wire is that runtime's. Only the first one counts.
+    /// Runs every request on this runtime instead of the sender's. A request that was sent thus arrives even if the
+    /// sender's runtime no longer exists, and delays on the wire follow the clock of this runtime. Only the first
+    /// runtime of an account is used.
     pub fn carried_by(&self, runtime: Handle) {
-        if self.carrier.set(runtime).is_err() {
-            tracing::warn!("the wire has a runtime already");
+        if self.runtime.set(runtime).is_err() {
+            tracing::warn!("the wire has a runtime already; the second one is ignored");
         }
     }
 
@@ -112,147 +116,162 @@ impl Wire {
         &self.service
     }
 
-    pub(crate) fn records(&self) -> &Records {
-        &self.records
+    pub(crate) fn accounting(&self) -> &Accounting {
+        &self.accounting
     }
 
-    /// Whether a stored item has outlived its time; such an item may still be in the store.
+    /// Whether the time to live of a stored item has passed. Such an item may still be in the store.
     pub(crate) fn is_expired(&self, default_ttl: Option<i64>, item: &Value) -> bool {
-        self.misbehaviours.conduct().honours_time_to_live() && expiry::is_over(default_ttl, item)
+        self.misbehaviours.active().honours_time_to_live() && expiry::is_expired(default_ttl, item)
     }
 
-    pub(crate) fn merged(&self) -> &MergedRanges {
-        &self.merged
+    pub(crate) fn merged_ranges(&self) -> &MergedRanges {
+        &self.merged_ranges
     }
 
     pub(crate) fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Carries a request to the store and its answer back.
+    /// Sends a request to the store and returns its answer.
     ///
-    /// In a task of its own: a request that was sent is carried out even if its sender stops waiting, as by the service.
-    pub(crate) async fn carry(self: &Arc<Self>, request: Outgoing) -> Result<Answer, Lost> {
+    /// The request runs in its own task: as on the service, it is executed even if its sender stops waiting.
+    pub(crate) async fn send(self: &Arc<Self>, request: Outgoing) -> Result<Answer, NoAnswer> {
         let wire = Arc::clone(self);
-        let exchange = async move { wire.exchange(request).await };
-        let task = match self.carrier.get() {
-            Some(runtime) => runtime.spawn(exchange),
-            None => tokio::spawn(exchange),
+        let handled = async move { wire.handle(request).await };
+        let task = match self.runtime.get() {
+            Some(runtime) => runtime.spawn(handled),
+            None => tokio::spawn(handled),
         };
         task.await.unwrap_or_else(|error| match error.try_into_panic() {
             Ok(panic) => resume_unwind(panic),
             // The runtime is shutting down.
-            Err(_) => Err(Lost::Answer),
+            Err(_) => Err(NoAnswer::AnswerLost),
         })
     }
 
-    async fn exchange(&self, mut request: Outgoing) -> Result<Answer, Lost> {
+    async fn handle(&self, mut request: Outgoing) -> Result<Answer, NoAnswer> {
         request.trim_trailing_slash();
-        self.misbehaviours.conduct().rewrite(&mut request);
+        self.misbehaviours.active().rewrite(&mut request);
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed) + 1;
-        let facts = Facts::of(&request, sequence);
-        self.counters.arrived(facts.kind, &request);
-        let applied = self.rules.action_for(&facts.view(&request));
+        let details = RequestDetails::of(&request, sequence);
+        self.counters.arrived(details.kind, &request);
+        let applied = self.rules.action_for(&details.view(&request));
         pause(self.latency).await;
         match applied {
-            Some(applied) => self.apply(applied, &request, &facts).await,
-            None => self.answer(&request, &facts).await,
+            Some(applied) => self.apply(applied, &request, &details).await,
+            None => self.answer(&request, &details).await,
         }
     }
 
-    /// Does what a rule says.
-    async fn apply(&self, applied: Applied, request: &Outgoing, facts: &Facts) -> Result<Answer, Lost> {
-        let carry_out = || async {
-            let answer = self.answer(request, facts).await;
-            applied.carried_out();
+    /// Executes the action of a rule.
+    async fn apply(
+        &self,
+        applied: AppliedRule,
+        request: &Outgoing,
+        details: &RequestDetails,
+    ) -> Result<Answer, NoAnswer> {
+        let execute = || async {
+            let answer = self.answer(request, details).await;
+            applied.executed();
             answer
         };
         match applied.action.clone() {
             WireAction::Refuse { status, substatus, retry_after } => {
                 let refusal = Answer::refusal(status, substatus, "Refused by a rule on the wire.");
-                Ok(self.settle(request, facts, refusal.with_retry_after(retry_after)).await)
+                Ok(self.charge(request, details, refusal.with_retry_after(retry_after)).await)
             }
             WireAction::RefuseBatchOperation { index, status, substatus } => {
-                let refusal = refuse_operation(facts, index, status, substatus);
-                Ok(self.settle(request, facts, refusal).await)
+                let refusal = refuse_operation(details, index, status, substatus);
+                Ok(self.charge(request, details, refusal).await)
             }
-            WireAction::FailConnection => Err(Lost::Request),
+            WireAction::FailConnection => Err(NoAnswer::NotSent),
             WireAction::LoseAnswer => {
-                carry_out().await?;
-                Err(Lost::Answer)
+                execute().await?;
+                Err(NoAnswer::AnswerLost)
             }
             WireAction::HoldBefore(gate) => {
                 gate.pass().await;
-                carry_out().await
+                execute().await
             }
             WireAction::HoldAfter(gate) => {
-                let answer = carry_out().await;
+                let answer = execute().await;
                 gate.pass().await;
                 answer
             }
             WireAction::Delay(delay) => {
                 pause(delay).await;
-                carry_out().await
+                execute().await
             }
             WireAction::DelayAnswer(delay) => {
-                let answer = carry_out().await;
+                let answer = execute().await;
                 pause(delay).await;
                 answer
             }
         }
     }
 
-    /// Answers as the service would.
-    async fn answer(&self, request: &Outgoing, facts: &Facts) -> Result<Answer, Lost> {
-        let conduct = self.misbehaviours.conduct();
-        if conduct.honours_time_to_live() {
-            self.records.expire(&self.service).await;
+    /// Answers a request as the service would.
+    async fn answer(&self, request: &Outgoing, details: &RequestDetails) -> Result<Answer, NoAnswer> {
+        let misbehaviours = self.misbehaviours.active();
+        if misbehaviours.honours_time_to_live() {
+            self.accounting.expire(&self.service).await;
         }
-        let refusal = conduct.refusal(request, facts, &self.fresh);
-        let answer = match refusal.or_else(|| validate::refusal(facts)) {
+        let refusal = misbehaviours.refusal(request, details, &self.new_containers);
+        let answer = match refusal.or_else(|| validate::refusal(details)) {
             Some(refusal) => refusal,
-            None if matches!(facts.kind, RequestKind::Database | RequestKind::Container) => {
-                let _alone = self.structure.lock().await;
-                provision::answer(&self.service, self.provisioning, request).await?
+            None if matches!(details.kind, RequestKind::Database | RequestKind::Container) => {
+                let _guard = self.structure_lock.lock().await;
+                provisioning::answer(&self.service, self.provisioning, request).await?
             }
-            None => self.perform(request, facts, &conduct).await?,
+            None => self.perform(request, details, &misbehaviours).await?,
         };
-        conduct.note_created(request, facts, &answer, &self.fresh);
-        Ok(self.settle(request, facts, answer).await)
+        misbehaviours.record_created(request, details, &answer, &self.new_containers);
+        Ok(self.charge(request, details, answer).await)
     }
 
     /// Answers a request about items.
-    async fn perform(&self, request: &Outgoing, facts: &Facts, conduct: &Conduct) -> Result<Answer, Lost> {
-        if matches!(facts.kind, RequestKind::Query | RequestKind::QueryPlan) {
-            return self.ask(request, facts, conduct).await;
+    async fn perform(
+        &self,
+        request: &Outgoing,
+        details: &RequestDetails,
+        misbehaviours: &ActiveMisbehaviours,
+    ) -> Result<Answer, NoAnswer> {
+        if matches!(details.kind, RequestKind::Query | RequestKind::QueryPlan) {
+            return self.query(request, details, misbehaviours).await;
         }
-        let answer = match facts.operations() {
-            Some(operations) => batches::answer(&self.service, request, operations, conduct).await,
+        let answer = match details.operations() {
+            Some(operations) => batch::answer(&self.service, request, operations, misbehaviours).await,
             None => self.service.forward(request).await,
         };
         answer.map(validate::corrected)
     }
 
     /// Answers a query or a query plan.
-    async fn ask(&self, request: &Outgoing, facts: &Facts, conduct: &Conduct) -> Result<Answer, Lost> {
-        let indexing = &self.records.settings(&self.service, request).await.indexing;
-        let request = match self.queries.check(request, facts.kind, indexing) {
-            Checked::Refused(refusal) => return Ok(refusal),
-            Checked::Fine(request) => request,
+    async fn query(
+        &self,
+        request: &Outgoing,
+        details: &RequestDetails,
+        misbehaviours: &ActiveMisbehaviours,
+    ) -> Result<Answer, NoAnswer> {
+        let indexing = &self.accounting.settings(&self.service, request).await.indexing;
+        let request = match self.queries.check(request, details.kind, indexing) {
+            CheckedQuery::Refused(refusal) => return Ok(refusal),
+            CheckedQuery::Accepted(request) => request,
         };
-        if facts.kind == RequestKind::QueryPlan {
-            return Ok(queries::with_service_texts(self.service.forward(&request).await?));
+        if details.kind == RequestKind::QueryPlan {
+            return Ok(query_check::with_service_texts(self.service.forward(&request).await?));
         }
-        pages::answer(&self.service, &self.merged, &request, conduct).await
+        query_pages::answer(&self.service, &self.merged_ranges, &request, misbehaviours).await
     }
 
-    /// Charges for an answer and counts it.
-    async fn settle(&self, request: &Outgoing, facts: &Facts, answer: Answer) -> Answer {
-        let factor = self.misbehaviours.conduct().charge_factor();
-        let answer = self.records.settle(&self.service, request, facts, answer, factor).await;
-        self.counters.answered(facts.kind, &request.client, &answer);
+    /// Sets the charge of an answer, counts the answer and shows it to the observer.
+    async fn charge(&self, request: &Outgoing, details: &RequestDetails, answer: Answer) -> Answer {
+        let factor = self.misbehaviours.active().charge_factor();
+        let answer = self.accounting.charge(&self.service, request, details, answer, factor).await;
+        self.counters.answered(details.kind, &request.client, &answer);
         if let Some(observer) = self.observer.get() {
-            observer.show(&facts.view(request), &WireAnswer { status: answer.status, body: &answer.body });
+            observer.show(&details.view(request), &WireAnswer { status: answer.status, body: &answer.body });
         }
         answer
     }
@@ -269,8 +288,8 @@ impl fmt::Debug for Wire {
     }
 }
 
-fn refuse_operation(facts: &Facts, index: usize, status: u16, substatus: Option<u32>) -> Answer {
-    let operations = facts.body.as_ref().and_then(|body| body.as_array());
+fn refuse_operation(details: &RequestDetails, index: usize, status: u16, substatus: Option<u32>) -> Answer {
+    let operations = details.body.as_ref().and_then(|body| body.as_array());
     match operations {
         Some(operations) => {
             let last = operations.len().saturating_sub(1);

@@ -1,12 +1,17 @@
 #!/usr/bin/env bash
-# The same as main.bicep, as az commands that can be read and pasted one by one. Run it again after a change: what is
-# there already is kept, but an existing container's partition key can't be changed.
+# Creates the same resources as main.bicep, with az commands that you can also read and paste one by one.
+# You can run the script again after a change. It keeps existing resources, and cannot change the partition key of a
+# container. docs/deployment.md describes the whole deployment.
 #
 #   ./deploy.sh <group> <account> [<image>]
 #
-# Needs the Azure CLI, signed in (az login), and the right to create resources and role assignments in the group.
-# Variables: LOCATION (westeurope), DATABASE and CONTAINER (duroxide), MAX_THROUGHPUT (1000 RU/s; 0: serverless),
-# REPLICAS (2), REGISTRY (the login server of an Azure container registry, where the image is not public).
+# Requires the Azure CLI, signed in (az login), and the right to create resources and role assignments in the group.
+# Variables, with their defaults:
+#   LOCATION (westeurope)                region of the account and the workers
+#   DATABASE, CONTAINER (duroxide)       names of database and container
+#   MAX_THROUGHPUT (1000)                upper limit of autoscale in RU/s; 0 makes the account serverless
+#   REPLICAS (2)                         number of workers
+#   REGISTRY (none)                      login server of an Azure container registry, if the image is not public
 set -euo pipefail
 
 if [[ $# -lt 2 || $# -gt 3 ]]; then
@@ -19,12 +24,12 @@ group=$1 account=$2 image=${3:-}
 location=${LOCATION:-westeurope} database=${DATABASE:-duroxide} container=${CONTAINER:-duroxide}
 max_throughput=${MAX_THROUGHPUT:-1000} replicas=${REPLICAS:-2} registry=${REGISTRY:-}
 here=$(cd "$(dirname "$0")" && pwd)
-# Cosmos DB Built-in Data Contributor: reads and writes documents, and can create neither databases nor containers.
+# Cosmos DB Built-in Data Contributor reads and writes documents. It cannot create databases or containers.
 data_contributor=00000000-0000-0000-0000-000000000002
 
 az group create --name "$group" --location "$location" --output none
 
-# One write region: with several, conflicting writes are merged after the fact, and ETags protect nothing.
+# One write region. With several, Cosmos DB merges conflicting writes later, and ETags protect nothing.
 if ! az cosmosdb show --resource-group "$group" --name "$account" --output none 2>/dev/null; then
   capabilities=()
   if [[ $max_throughput == 0 ]]; then capabilities=(--capabilities EnableServerless); fi
@@ -35,7 +40,7 @@ if ! az cosmosdb show --resource-group "$group" --name "$account" --output none 
     ${capabilities[@]+"${capabilities[@]}"} --output none
 fi
 
-# Entra ID only: the account's keys stop working.
+# Only Entra ID signs in: the account's keys stop working.
 az resource update --resource-group "$group" --name "$account" \
   --resource-type Microsoft.DocumentDB/databaseAccounts --set properties.disableLocalAuth=true --output none
 
@@ -62,7 +67,7 @@ principal_id=$(az identity show --resource-group "$group" --name "$identity" --q
 client_id=$(az identity show --resource-group "$group" --name "$identity" --query clientId --output tsv)
 identity_id=$(az identity show --resource-group "$group" --name "$identity" --query id --output tsv)
 
-# Documents are not covered by Azure's own roles (Owner, Contributor): this one is Cosmos DB's.
+# This is a role of Cosmos DB. Azure's own roles (Owner, Contributor) do not cover documents.
 assigned=$(az cosmosdb sql role assignment list --resource-group "$group" --account-name "$account" \
   --query "length([?principalId=='$principal_id' && ends_with(roleDefinitionId, '$data_contributor')])" --output tsv)
 if [[ $assigned == 0 ]]; then

@@ -1,43 +1,46 @@
-// duroxide workers on Azure Cosmos DB, without a key anywhere: an account that takes Entra ID only, its database and
-// container, an identity that may read and write documents, and the worker as a Container App that runs as it.
+// duroxide workers on Azure Cosmos DB, without any key. The template creates:
+// - an account that accepts Entra ID only, with its database and container
+// - an identity that may read and write documents
+// - the worker as a Container App that runs with this identity
 //
 //   az group create --name <group> --location westeurope
 //   az deployment group create --resource-group <group> --template-file main.bicep \
 //     --parameters accountName=<account> image=<registry>/<worker>:<tag>
 //
-// Without `image` everything but the worker is deployed. tests/deployment.rs holds what is here against the code.
+// Without `image` the template creates everything except the worker. A test compares this file with the code.
+// docs/deployment.md describes the whole deployment.
 
-@description('The name of the Cosmos DB account: unique in the world, lower-case letters, digits and hyphens.')
+@description('Name of the Cosmos DB account: unique in the world, lower-case letters, digits and hyphens.')
 @minLength(3)
 @maxLength(44)
 param accountName string
 
-@description('The region of the account, which is its only write region, and of the worker.')
+@description('Region of the account, its only write region, and of the workers.')
 param location string = resourceGroup().location
 
-@description('The database.')
+@description('Name of the database.')
 param databaseName string = 'duroxide'
 
-@description('The container.')
+@description('Name of the container.')
 param containerName string = 'duroxide'
 
-@description('The most RU/s that the container scales to; it idles at a tenth. 0 makes the account serverless.')
+@description('Upper limit of autoscale in RU/s; the container idles at a tenth. 0 makes the account serverless.')
 param maxThroughput int = 1000
 
-@description('The worker image. Empty: no worker.')
+@description('Image of the worker. Empty: no worker.')
 param image string = ''
 
-@description('The login server of an Azure container registry that the identity may pull from. Empty: a public image.')
+@description('Login server of an Azure container registry that the identity may pull from. Empty: a public image.')
 param registryServer string = ''
 
-@description('How many workers run.')
+@description('Number of workers.')
 @minValue(1)
 param replicas int = 2
 
-@description('Your own object id, to run the examples from your machine: az ad signed-in-user show --query id -o tsv')
+@description('Your object id, to use the account from your machine: az ad signed-in-user show --query id -o tsv')
 param developerPrincipalId string = ''
 
-// Cosmos DB Built-in Data Contributor: reads and writes documents, and can create neither databases nor containers.
+// Cosmos DB Built-in Data Contributor reads and writes documents. It cannot create databases or containers.
 var dataContributor = '00000000-0000-0000-0000-000000000002'
 var serverless = maxThroughput == 0
 
@@ -47,13 +50,13 @@ resource account 'Microsoft.DocumentDB/databaseAccounts@2024-08-15' = {
   kind: 'GlobalDocumentDB'
   properties: {
     databaseAccountOfferType: 'Standard'
-    // Entra ID only: the account's keys stop working.
+    // Only Entra ID signs in: the account's keys stop working.
     disableLocalAuth: true
     minimalTlsVersion: 'Tls12'
     consistencyPolicy: {
       defaultConsistencyLevel: 'Session'
     }
-    // With several write regions conflicting writes are merged after the fact, and ETags protect nothing.
+    // With several write regions, Cosmos DB merges conflicting writes later, and ETags protect nothing.
     enableMultipleWriteLocations: false
     locations: [
       {
@@ -92,7 +95,7 @@ resource container 'Microsoft.DocumentDB/databaseAccounts/sqlDatabases/container
         paths: ['/instanceId']
         version: 2
       }
-      // On, without a default: documents that are to go after a while say so themselves.
+      // Time to live is on, without a default. Documents that expire carry their own time.
       defaultTtl: -1
       indexingPolicy: loadJsonContent('indexing-policy.json')
     }
@@ -166,7 +169,7 @@ resource worker 'Microsoft.App/containerApps@2024-03-01' = if (!empty(image)) {
       registries: empty(registryServer) ? [] : [{ server: registryServer, identity: identity.id }]
     }
     template: {
-      // Longer than WORKER_GRACE_SECONDS: after SIGTERM the worker finishes what it has.
+      // Longer than WORKER_GRACE_SECONDS, so that the worker can finish its work after SIGTERM.
       terminationGracePeriodSeconds: 30
       containers: [
         {
@@ -211,8 +214,8 @@ resource worker 'Microsoft.App/containerApps@2024-03-01' = if (!empty(image)) {
   ]
 }
 
-@description('For COSMOS_ENDPOINT.')
+@description('Value for COSMOS_ENDPOINT.')
 output endpoint string = account.properties.documentEndpoint
 
-@description('For AZURE_CLIENT_ID, where the worker runs as this identity.')
+@description('Value for AZURE_CLIENT_ID of a process that runs with this identity.')
 output identityClientId string = identity.properties.clientId

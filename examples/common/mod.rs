@@ -1,6 +1,6 @@
-//! What the examples share: the account that they run on, and how they tell costs and failures.
+//! The parts that the examples share: the choice of the account, logs, costs and errors.
 
-// Each example is a crate of its own and takes what it needs.
+// Each example is a crate of its own and uses only some of the functions.
 #![allow(dead_code)]
 
 pub mod workflows;
@@ -19,19 +19,20 @@ use std::{
 use tokio::net::TcpStream;
 use tracing_subscriber::EnvFilter;
 
-/// Where `cargo run -p duroxide-cosmos-emulator` listens.
+/// The address of `cargo run -p duroxide-cosmos-emulator`.
 pub const LOCAL_ACCOUNT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8081);
 
-/// Logs go to standard error, so that standard output holds the example's own words. `RUST_LOG` says how much.
+/// Writes logs to standard error, so that standard output contains only the output of the example. `RUST_LOG` filters
+/// them.
 ///
-/// The runtime sets up logging by itself, on standard output, where nobody has done so before.
+/// Without this call the runtime would set up logs on standard output.
 pub fn init_logging(default_filter: &str) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default_filter));
     let colours = std::io::stderr().is_terminal();
     tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).init();
 }
 
-/// Ends an example: a failure in one line, with its causes.
+/// The exit code of an example. Prints an error with its causes in one line.
 pub fn exit(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -48,7 +49,7 @@ pub fn environment_names_an_account() -> bool {
     is_set("COSMOS_ENDPOINT") || is_set("COSMOS_CONNECTION_STRING")
 }
 
-/// The account that the environment names, or else one in this process that ends with it.
+/// A provider on the account that the environment names, or else on an account in this process.
 pub async fn open() -> anyhow::Result<Arc<CosmosDBProvider>> {
     if environment_names_an_account() {
         return open_with(CosmosDBProviderConfig::from_env()?).await;
@@ -71,7 +72,8 @@ pub async fn open_with(config: CosmosDBProviderConfig) -> anyhow::Result<Arc<Cos
     Ok(Arc::new(CosmosDBProvider::new_with_config(config).await?))
 }
 
-/// The account that several processes share: the one that the environment names, or else the local one on port 8081.
+/// The configuration for an account that several processes share: the one that the environment names, or else the local
+/// one on port 8081.
 pub fn shared_config() -> anyhow::Result<CosmosDBProviderConfig> {
     if environment_names_an_account() {
         return Ok(CosmosDBProviderConfig::from_env()?);
@@ -81,18 +83,18 @@ pub fn shared_config() -> anyhow::Result<CosmosDBProviderConfig> {
         .with_credential(Credential::account_key(EMULATOR_KEY)))
 }
 
-/// Whether there is a shared account: the environment names one, or something listens on port 8081.
+/// Whether a shared account exists: the environment names one, or a process listens on port 8081.
 pub async fn is_shared_account_there() -> bool {
     environment_names_an_account() || TcpStream::connect(LOCAL_ACCOUNT).await.is_ok()
 }
 
-/// A new name for an instance: on a real account the ones of earlier runs are still there.
+/// A new instance id. On an account on Azure the instances of earlier runs still exist.
 pub fn unique(prefix: &str) -> String {
     let id = uuid::Uuid::new_v4().simple().to_string();
     format!("{prefix}-{}", &id[..8])
 }
 
-/// Waits for an instance's end: its output, or its failure as an error.
+/// Waits for the end of an instance. Returns its output, or its failure as an error.
 pub async fn output(client: &Client, instance: &str, timeout: Duration) -> anyhow::Result<String> {
     let status = client.wait_for_orchestration(instance, timeout).await;
     match status.with_context(|| format!("waiting for {instance}"))? {
@@ -102,7 +104,7 @@ pub async fn output(client: &Client, instance: &str, timeout: Duration) -> anyho
     }
 }
 
-/// What is spent from a moment on.
+/// Counts the requests and request units from its start.
 pub struct Meter<'a> {
     provider: &'a CosmosDBProvider,
     requests: u64,
@@ -110,17 +112,18 @@ pub struct Meter<'a> {
 }
 
 impl<'a> Meter<'a> {
-    /// Begins to count.
+    /// Starts to count.
     pub fn start(provider: &'a CosmosDBProvider) -> Self {
         let spent = provider.request_statistics();
         Self { provider, requests: spent.requests(), charge: spent.charge() }
     }
 
-    /// Requests and request units so far, for people.
+    /// The requests and request units so far, as text.
     pub fn read(&self) -> String {
         let spent = self.provider.request_statistics();
         let (requests, charge) = (spent.requests() - self.requests, spent.charge() - self.charge);
-        let reckoning = if environment_names_an_account() { "" } else { " by the emulator's reckoning" };
-        format!("{requests} requests, {charge:.0} RU{reckoning}")
+        let note = " (estimate from published prices, not measured on Azure)";
+        let note = if environment_names_an_account() { "" } else { note };
+        format!("{requests} requests, {charge:.0} RU{note}")
     }
 }

@@ -1,25 +1,25 @@
-//! The orchestrations that the worker runs.
+//! The orchestrations and activities of the worker.
 
 use duroxide::{
     runtime::registry::ActivityRegistry, ActivityContext, Either2, OrchestrationContext, OrchestrationRegistry,
 };
 use std::time::Duration;
 
-/// What the worker can run, each with its input and what it does.
+/// The orchestrations of the worker: name, input and purpose.
 pub const ORCHESTRATIONS: &[(&str, &str, &str)] = &[
     ("Greeting", "a name", "calls one activity"),
     (
         "Order",
         "a text",
-        "waits an hour at most for the event `approval`, then ships; shows its progress as custom status",
+        "waits up to an hour for the event `approval`, then ships; shows its progress as custom status",
     ),
-    ("Batch", "a number", "runs so many activities of a second each, side by side"),
-    ("Family", "a number", "starts so many child orchestrations"),
-    ("Countdown", "a number", "continues as new until it is zero: one execution for each number"),
+    ("Batch", "a number", "runs this many activities of one second each in parallel"),
+    ("Family", "a number", "starts this many child orchestrations"),
+    ("Countdown", "a number", "continues as new until it is one: one execution for each number"),
 ];
 
-/// The most that `Batch`, `Family` and `Countdown` take.
-const MOST: u32 = 1_000;
+/// The largest input of `Batch`, `Family` and `Countdown`.
+const MAX_INPUT: u32 = 1_000;
 
 /// The activities of these orchestrations.
 pub fn activities() -> ActivityRegistry {
@@ -54,11 +54,11 @@ async fn greeting(ctx: OrchestrationContext, name: String) -> Result<String, Str
 
 async fn order(ctx: OrchestrationContext, order: String) -> Result<String, String> {
     ctx.set_custom_status("waiting for approval");
-    let (approval, patience) = (ctx.schedule_wait("approval"), ctx.schedule_timer(Duration::from_secs(3_600)));
-    match ctx.select2(approval, patience).await {
+    let (approval, timeout) = (ctx.schedule_wait("approval"), ctx.schedule_timer(Duration::from_secs(3_600)));
+    match ctx.select2(approval, timeout).await {
         Either2::First(answer) if answer == "yes" => {}
         Either2::First(answer) => return Err(format!("not approved: {answer}")),
-        Either2::Second(()) => return Err("nobody approved it within an hour".to_owned()),
+        Either2::Second(()) => return Err("no approval within an hour".to_owned()),
     }
     ctx.set_custom_status("shipping");
     ctx.schedule_activity("Ship", order).await
@@ -87,6 +87,6 @@ async fn countdown(ctx: OrchestrationContext, from: String) -> Result<String, St
 }
 
 fn number(text: &str) -> Result<u32, String> {
-    let parsed = text.trim().parse().ok().filter(|n| (1..=MOST).contains(n));
-    parsed.ok_or_else(|| format!("the input must be a number from 1 to {MOST}, not {text:?}"))
+    let parsed = text.trim().parse().ok().filter(|n| (1..=MAX_INPUT).contains(n));
+    parsed.ok_or_else(|| format!("the input must be a number from 1 to {MAX_INPUT}, not {text:?}"))
 }

@@ -1,4 +1,4 @@
-//! What must hold of everything that is stored, when all is quiet.
+//! The audit: invariants of all stored documents.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -9,38 +9,46 @@ use duroxide_cosmos::operate::Reason;
 use duroxide_cosmos::CosmosDBProvider;
 use serde_json::Value;
 
-use crate::errand::Fate;
-use crate::ledger::Broken;
+use crate::oracle::Violation;
+use crate::workload::ExpectedOutcome;
 
-/// The event that duroxide writes where it gives something up has this id, whatever comes before it.
+/// The id of the event that duroxide writes when it fails a poison message. It does not continue the other ids.
 const POISON: u64 = 99_999;
-/// What is only there while something is under way.
-const PASSING: [&str; 6] = ["message", "activity", "payload", "intent", "staged", "plan"];
+/// The types of documents that exist only while an operation is in progress.
+const TRANSIENT: [&str; 6] = ["message", "activity", "payload", "intent", "staged", "plan"];
 
-/// The `due` of a message that waits for the start of its instance.
-const PARKED: u64 = (1 << 53) - 1;
+/// The `due` of a deferred message: it waits for the start of its instance.
+const DEFERRED: u64 = (1 << 53) - 1;
 
-/// Everything that is stored.
+/// The invariant that operations leave no transient document.
+const NOTHING_LEFT: &str = "no operation leaves a document behind";
+/// The invariant that [`outcomes`] checks.
+pub(crate) const OUTCOME: &str = "every orchestration ends as expected";
+/// The invariant that a completion exists once.
+const ONE_COMPLETION: &str = "each schedule has one completion";
+
+/// All stored documents.
 #[derive(Debug, Default)]
-pub struct Inventory {
+pub struct Snapshot {
     partitions: BTreeMap<String, Vec<Value>>,
     deleted: BTreeSet<String>,
 }
 
-impl Inventory {
-    /// Of these documents.
+impl Snapshot {
+    /// A snapshot of these documents.
     pub fn of(documents: Vec<Value>) -> Self {
-        let mut inventory = Self::default();
+        let mut snapshot = Self::default();
         for document in documents {
             let partition = text(&document, "instanceId").to_owned();
-            inventory.partitions.entry(partition).or_default().push(document);
+            snapshot.partitions.entry(partition).or_default().push(document);
         }
-        inventory
+        snapshot
     }
 
-    /// These instances were deleted. A child that had not begun by then, its start still being on its way, begins without its parent,
-    /// as it does with duroxide's SQLite provider. A child that had begun goes with its parent: see `Deletions`.
-    pub fn after_deletions_of(self, deleted: BTreeSet<String>) -> Self {
+    /// Adds the names of deleted instances. A child whose start was not delivered before the deletion begins without
+    /// its parent, as it does with duroxide's SQLite provider. A child that had begun is deleted with its parent: see
+    /// `Deletions`.
+    pub fn with_deleted(self, deleted: BTreeSet<String>) -> Self {
         Self { deleted, ..self }
     }
 
@@ -48,114 +56,119 @@ impl Inventory {
         self.partitions.iter().flat_map(|(partition, documents)| documents.iter().map(move |d| (partition, d)))
     }
 
-    /// Documents that are only there while something is under way.
-    pub fn passing(&self) -> Vec<Broken> {
-        let is_retryable =
-            |document: &Value| PASSING.contains(&text(document, "type")) || !document["inlined"].is_null();
-        let left = self.documents().filter(|(_, document)| is_retryable(document));
-        let left = left.filter(|(partition, document)| !self.is_for_nobody(partition, document));
-        let broken = left.map(|(partition, document)| Broken {
-            invariant: "nothing is left behind",
+    /// A violation for each document that exists only while an operation is in progress.
+    pub fn transient_documents(&self) -> Vec<Violation> {
+        let is_transient =
+            |document: &Value| TRANSIENT.contains(&text(document, "type")) || !document["inlined"].is_null();
+        let left = self.documents().filter(|(_, document)| is_transient(document));
+        let left = left.filter(|(partition, document)| !self.may_stay_deferred(partition, document));
+        let violations = left.map(|(partition, document)| Violation {
+            invariant: NOTHING_LEFT,
             instance: partition.clone(),
             detail: format!("there is still {document}"),
         });
-        broken.collect()
+        violations.collect()
     }
 
-    /// Whether it is duroxide's word to a child that was never started, since its parent was cancelled in the very turn that
-    /// would have started it: nobody is there to take it, and it is parked. Or a queue message for a name that nobody has
-    /// started, which is dropped after a day.
-    fn is_for_nobody(&self, partition: &str, document: &Value) -> bool {
+    /// Whether it is one of two messages that may stay deferred without an instance:
+    /// - the cancellation of a child that was never started, because its parent was cancelled in the turn that would
+    ///   have started it,
+    /// - a queue message for a name that no client has started. The library drops it after a day.
+    fn may_stay_deferred(&self, partition: &str, document: &Value) -> bool {
         let is_known = text(document, "item").contains("CancelInstance") || document["orphanSince"].is_u64();
-        let is_parked_for_nobody = is_parked(document) && is_known;
+        let may_stay = is_deferred(document) && is_known;
         let documents = self.partitions.get(partition).into_iter().flatten();
         let is_instance = |other: &Value| text(other, "type") == "instance" && !other["status"].is_null();
-        is_parked_for_nobody && !documents.into_iter().any(is_instance)
+        may_stay && !documents.into_iter().any(is_instance)
     }
 
-    /// What is wrong with the instances and their histories.
-    pub fn faults(&self, fates: &BTreeMap<String, Fate>, ended: bool) -> Vec<Broken> {
-        let mut broken = Vec::new();
+    /// The violations in instance documents and histories. `ended`: the run is over, so nothing may be in progress.
+    pub fn violations(&self, expected: &BTreeMap<String, ExpectedOutcome>, ended: bool) -> Vec<Violation> {
+        let mut violations = Vec::new();
         for (name, documents) in &self.partitions {
-            broken.extend(unmarked(name, documents));
-            broken.extend(documents.iter().filter_map(|document| unseen(name, document)));
+            violations.extend(unannounced(name, documents));
+            violations.extend(documents.iter().filter_map(|document| invisible(name, document)));
             let Some(instance) = documents.iter().find(|d| text(d, "type") == "instance") else {
                 if ended {
-                    broken.extend(self.without_instance(name, documents));
+                    violations.extend(self.without_instance(name, documents));
                 }
                 continue;
             };
-            // A name that nobody has started is there as long as something is parked for it.
-            if instance["status"].is_null() && instance["deferred"] == true && documents.iter().any(is_parked) {
+            // An instance document without a status exists as long as a message for it is deferred.
+            if instance["status"].is_null() && instance["deferred"] == true && documents.iter().any(is_deferred) {
                 continue;
             }
-            let say = |detail: String| Broken { invariant: "documents agree", instance: name.clone(), detail };
+            let violation = |detail: String| Violation { invariant: "documents agree", instance: name.clone(), detail };
             if ended {
-                broken.extend(unfinished(instance).into_iter().map(say));
-                broken.extend(self.unexpected(name, instance, fates).map(say));
+                violations.extend(unfinished(instance).into_iter().map(violation));
+                violations.extend(self.unexpected(name, instance, expected).map(violation));
             }
-            // What is half done on purpose is looked at when it is done.
+            // An operation in several steps is checked when it is complete.
             if ["rollForward", "deleting", "pruning"].iter().any(|property| !instance[*property].is_null()) {
                 continue;
             }
             let Some(status) = instance["status"].as_str() else {
-                broken.extend(ended.then(|| say(format!("a lock without an instance: {instance}"))));
+                violations.extend(ended.then(|| violation(format!("a lock without an instance: {instance}"))));
                 continue;
             };
             let executions = executions(documents);
-            broken.extend(executions.iter().flat_map(|(execution, events)| wrong_history(name, *execution, events)));
+            violations
+                .extend(executions.iter().flat_map(|(execution, events)| history_violations(name, *execution, events)));
             let current = instance["execution"].as_u64().unwrap_or(0);
-            broken.extend(disagreement(instance, status, executions.get(&current)).map(say));
-            broken.extend(miscounted(instance, &executions).map(say));
+            violations.extend(disagreement(instance, status, executions.get(&current)).map(violation));
+            violations.extend(miscounted(instance, &executions).map(violation));
             if ended {
-                broken.extend(self.missing_children(name, executions.values().flatten()));
+                violations.extend(self.missing_children(name, executions.values().flatten()));
             }
         }
-        broken
+        violations
     }
 
-    /// A partition with no instance may hold sessions, counters, the format, markers of what was delivered before it was deleted.
-    fn without_instance(&self, name: &str, documents: &[Value]) -> Option<Broken> {
-        let odd = documents.iter().find(|d| {
+    /// The violation if a partition without an instance document holds another document than:
+    /// - sessions, counters, the format, members, wake-ups, shared results,
+    /// - markers of messages that were delivered before the deletion.
+    fn without_instance(&self, name: &str, documents: &[Value]) -> Option<Violation> {
+        let unexpected = documents.iter().find(|d| {
             !["session", "counters", "format", "member", "wakeup", "sharedResult", "delivered"]
                 .contains(&text(d, "type"))
         })?;
-        let passing = PASSING.contains(&text(odd, "type"));
-        (!passing).then(|| Broken {
-            invariant: "nothing is left behind",
+        let is_transient = TRANSIENT.contains(&text(unexpected, "type"));
+        (!is_transient).then(|| Violation {
+            invariant: NOTHING_LEFT,
             instance: name.to_owned(),
-            detail: format!("there is no instance, but {odd}"),
+            detail: format!("there is no instance, but {unexpected}"),
         })
     }
 
-    fn unexpected(&self, name: &str, instance: &Value, fates: &BTreeMap<String, Fate>) -> Option<String> {
+    /// Describes an instance without an origin: no client has started it, or its parent is missing.
+    fn unexpected(&self, name: &str, instance: &Value, expected: &BTreeMap<String, ExpectedOutcome>) -> Option<String> {
         match instance["parent"].as_str() {
-            None => (!fates.contains_key(name)).then(|| format!("nobody has started {instance}")),
+            None => (!expected.contains_key(name)).then(|| format!("no client has started {instance}")),
             Some(parent) => {
                 let exists = |d: &Value| text(d, "type") == "instance";
                 let found = self.partitions.get(parent).is_some_and(|documents| documents.iter().any(exists));
-                (!found && !self.deleted.contains(parent)).then(|| format!("its parent {parent:?} is not there"))
+                (!found && !self.deleted.contains(parent)).then(|| format!("its parent {parent:?} does not exist"))
             }
         }
     }
 
-    fn missing_children<'a>(&self, name: &str, events: impl Iterator<Item = &'a Event>) -> Vec<Broken> {
-        let mut broken = Vec::new();
+    fn missing_children<'a>(&self, name: &str, events: impl Iterator<Item = &'a Event>) -> Vec<Violation> {
+        let mut violations = Vec::new();
         for event in events {
             if let EventKind::SubOrchestrationScheduled { instance, .. } = &event.kind {
                 if !self.partitions.keys().any(|partition| partition.ends_with(instance.as_str())) {
-                    broken.push(Broken {
-                        invariant: "children are there",
+                    violations.push(Violation {
+                        invariant: "every started child exists",
                         instance: name.to_owned(),
-                        detail: format!("event {} has started {instance:?}, which is not there", event.event_id),
+                        detail: format!("event {} has started {instance:?}, which does not exist", event.event_id),
                     });
                 }
             }
         }
-        broken
+        violations
     }
 
-    /// What the metrics must say.
+    /// The metrics that these documents imply.
     pub fn metrics(&self) -> SystemMetrics {
         let mut metrics = SystemMetrics::default();
         for instance in self.documents().map(|(_, document)| document).filter(|d| text(d, "type") == "instance") {
@@ -173,97 +186,99 @@ impl Inventory {
     }
 }
 
-/// Asks how each instance has ended.
-pub async fn endings(client: &Client, fates: &BTreeMap<String, Fate>) -> Vec<Broken> {
-    let mut broken = Vec::new();
-    for (instance, fate) in fates {
+/// Compares the status of each instance with its expected outcome.
+pub async fn outcomes(client: &Client, expected: &BTreeMap<String, ExpectedOutcome>) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    for (instance, outcome) in expected {
         match client.get_orchestration_status(instance).await {
-            Ok(status) => broken.extend(fate.differs(instance, &status)),
-            Err(error) => broken.push(Broken {
-                invariant: "every orchestration ends as it must",
+            Ok(status) => violations.extend(outcome.violation(instance, &status)),
+            Err(error) => violations.push(Violation {
+                invariant: OUTCOME,
                 instance: instance.clone(),
                 detail: format!("its status can't be read: {error}"),
             }),
         }
     }
-    broken
+    violations
 }
 
-/// Compares the metrics with what is there.
-pub async fn counters(provider: &CosmosDBProvider, inventory: &Inventory) -> Option<Broken> {
-    let wanted = format!("{:?}", inventory.metrics());
+/// Compares the provider's metrics with the stored instances.
+pub async fn counters(provider: &CosmosDBProvider, snapshot: &Snapshot) -> Option<Violation> {
+    let wanted = format!("{:?}", snapshot.metrics());
     let found = match provider.get_system_metrics().await {
         Ok(found) => format!("{found:?}"),
         Err(error) => error.to_string(),
     };
-    (wanted != found).then(|| Broken {
+    (wanted != found).then(|| Violation {
         invariant: "counters agree with the instances",
         instance: "$metrics".to_owned(),
         detail: format!("wanted {wanted}, found {found}"),
     })
 }
 
-/// What a doctor finds lost, or in nobody's use, although nothing was taken away: a fault of the provider's, or the doctor's.
-pub async fn losses(provider: &CosmosDBProvider) -> Option<Broken> {
-    let broken = |instance: &str, detail: String| Broken {
-        invariant: "nothing is lost where nothing was taken away",
+/// Runs a doctor. A finding of a lost or unreferenced document is a bug of the provider or of the doctor, because the
+/// run itself removes no document.
+pub async fn losses(provider: &CosmosDBProvider) -> Option<Violation> {
+    let violation = |instance: &str, detail: String| Violation {
+        invariant: "no document is lost",
         instance: instance.to_owned(),
         detail,
     };
     let doctor = match provider.doctor().await {
         Ok(doctor) => doctor,
-        Err(error) => return Some(broken("", error.to_string())),
+        Err(error) => return Some(violation("", error.to_string())),
     };
-    let mut suspects = doctor.scan(Duration::ZERO, true);
-    while let Some(page) = suspects.next().await.transpose() {
+    let mut scan = doctor.scan(Duration::ZERO, true);
+    while let Some(page) = scan.next().await.transpose() {
         let page = match page {
             Ok(page) => page,
-            Err(error) => return Some(broken("", error.to_string())),
+            Err(error) => return Some(violation("", error.to_string())),
         };
         for instance in page {
             let diagnosis = match doctor.diagnose(&instance).await {
                 Ok(Some(diagnosis)) => diagnosis,
                 Ok(None) => continue,
-                Err(error) => return Some(broken(&instance, error.to_string())),
+                Err(error) => return Some(violation(&instance, error.to_string())),
             };
-            // What is late, or half done, is somebody's who has just died; a parent may be on its way out.
-            let passes = |reason: Reason| {
+            // A worker that has just crashed leaves late and unfinished work. The parent of an orphan may be about to
+            // be deleted.
+            let is_expected = |reason: Reason| {
                 use Reason::{HalfCommitted, HalfDeleted, Idle, Late, Orphan, Undelivered};
                 matches!(reason, Late | HalfCommitted | HalfDeleted | Undelivered | Orphan | Idle)
             };
-            if let Some(found) = diagnosis.findings.iter().find(|finding| !passes(finding.reason)) {
-                return Some(broken(&instance, format!("{}: {}", found.reason, found.detail)));
+            if let Some(found) = diagnosis.findings.iter().find(|finding| !is_expected(finding.reason)) {
+                return Some(violation(&instance, format!("{}: {}", found.reason, found.detail)));
             }
         }
     }
     None
 }
 
-/// Whether it is a message that waits, out of the polls' sight, for the start of its instance.
-fn is_parked(document: &Value) -> bool {
-    text(document, "type") == "message" && document["due"] == PARKED
+/// Whether it is a deferred message: it waits for the start of its instance, and no poll finds it.
+fn is_deferred(document: &Value) -> bool {
+    text(document, "type") == "message" && document["due"] == DEFERRED
 }
 
-/// A parked message in a partition whose instance's document does not say that there is one: nobody would ever see it. One that a
-/// large turn has taken goes when that turn is rolled forward.
-fn unmarked(name: &str, documents: &[Value]) -> Option<Broken> {
-    let says_so = |document: &Value| {
+/// The violation if a partition holds a deferred message that its instance document does not announce: no turn would
+/// ever consume it. The roll-forward of a staged turn removes a message that the turn has consumed.
+fn unannounced(name: &str, documents: &[Value]) -> Option<Violation> {
+    let announces = |document: &Value| {
         text(document, "type") == "instance" && (document["deferred"] == true || !document["rollForward"].is_null())
     };
-    let parked = documents.iter().find(|document| is_parked(document))?;
-    (!documents.iter().any(says_so)).then(|| Broken {
-        invariant: "what is parked is known",
+    let deferred = documents.iter().find(|document| is_deferred(document))?;
+    (!documents.iter().any(announces)).then(|| Violation {
+        invariant: "every deferred message is announced",
         instance: name.to_owned(),
-        detail: format!("nothing says that there is {parked}"),
+        detail: format!("no instance document announces {deferred}"),
     })
 }
 
-/// A message inside an instance's document that no poll would ever find, if its worker died.
-fn unseen(name: &str, document: &Value) -> Option<Broken> {
-    (!document["inlined"].is_null() && document["due"].is_null()).then(|| Broken {
-        invariant: "what is enclosed is seen",
+/// The violation if no poll finds an inlined message after the crash of its worker.
+fn invisible(name: &str, document: &Value) -> Option<Violation> {
+    (!document["inlined"].is_null() && document["due"].is_null()).then(|| Violation {
+        invariant: "a poll finds every inlined message",
         instance: name.to_owned(),
-        detail: format!("nobody would look at {document}"),
+        detail: format!("no poll finds {document}"),
     })
 }
 
@@ -271,10 +286,10 @@ fn text<'a>(document: &'a Value, property: &str) -> &'a str {
     document[property].as_str().unwrap_or("")
 }
 
-/// What must not be in the document of an instance that nobody works on.
+/// The properties of an instance document that must be absent when no operation is in progress.
 fn unfinished(instance: &Value) -> Vec<String> {
-    let under_way = ["staging", "rollForward", "deleting", "pruning", "deferred", "due"];
-    let found = under_way.iter().filter(|property| !instance[**property].is_null());
+    let in_progress = ["staging", "rollForward", "deleting", "pruning", "deferred", "due"];
+    let found = in_progress.iter().filter(|property| !instance[**property].is_null());
     found.map(|property| format!("{property} is {}", instance[*property])).collect()
 }
 
@@ -292,33 +307,33 @@ fn executions(documents: &[Value]) -> BTreeMap<u64, Vec<Event>> {
     executions
 }
 
-/// What is wrong with the history of one execution.
-fn wrong_history(instance: &str, execution: u64, events: &[Event]) -> Vec<Broken> {
-    let mut broken = Vec::new();
-    let mut say = |invariant: &'static str, detail: String| {
+/// The violations in the history of one execution.
+fn history_violations(instance: &str, execution: u64, events: &[Event]) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    let mut report = |invariant: &'static str, detail: String| {
         let detail = format!("execution {execution}: {detail}");
-        broken.push(Broken { invariant, instance: instance.to_owned(), detail });
+        violations.push(Violation { invariant, instance: instance.to_owned(), detail });
     };
     let ordinary: Vec<&Event> = events.iter().filter(|event| event.event_id != POISON).collect();
     for (position, event) in ordinary.iter().enumerate() {
         if event.event_id != position as u64 + 1 {
-            say("event ids have no gap or repeat", format!("event {} at position {}", event.event_id, position + 1));
+            report("event ids have no gap or repeat", format!("event {} at position {}", event.event_id, position + 1));
             break;
         }
     }
-    // A first turn that can't be stored leaves nothing but its failure.
-    let never_began = matches!(events, [Event { kind: EventKind::OrchestrationFailed { .. }, .. }]);
-    if !never_began && !matches!(events.first().map(|e| &e.kind), Some(EventKind::OrchestrationStarted { .. })) {
-        say("a history begins with its start", format!("it begins with {:?}", events.first()));
+    // A first turn that is too large to be stored leaves only its failure.
+    let has_only_failed = matches!(events, [Event { kind: EventKind::OrchestrationFailed { .. }, .. }]);
+    if !has_only_failed && !matches!(events.first().map(|e| &e.kind), Some(EventKind::OrchestrationStarted { .. })) {
+        report("a history begins with its start", format!("it begins with {:?}", events.first()));
     }
     let starts = events.iter().filter(|event| matches!(event.kind, EventKind::OrchestrationStarted { .. })).count();
     if starts > 1 {
-        say("each start is taken once", format!("there are {starts}"));
+        report("a history has one start", format!("there are {starts}"));
     }
-    // The turn that ends an orchestration says after that which activities it has dropped.
+    // The turn that ends an orchestration records after the terminal event which activities it has cancelled.
     let mut after_end = events.iter().skip_while(|event| !is_terminal(event)).skip(1);
     if let Some(event) = after_end.find(|event| !is_cancellation(event)) {
-        say("nothing comes after a terminal event", format!("{event:?}"));
+        report("no event follows a terminal event", format!("{event:?}"));
     }
     let mut completed = BTreeSet::new();
     let scheduled: BTreeSet<u64> =
@@ -326,29 +341,26 @@ fn wrong_history(instance: &str, execution: u64, events: &[Event]) -> Vec<Broken
     for event in events.iter().filter(|event| is_completion(event)) {
         let source = event.source_event_id.unwrap_or(0);
         if !completed.insert(source) {
-            say("each schedule has one completion", format!("{source} has another one: {event:?}"));
+            report(ONE_COMPLETION, format!("{source} has another one: {event:?}"));
         }
         if !scheduled.contains(&source) {
-            say("each completion has a schedule", format!("{event:?}"));
+            report("each completion has a schedule", format!("{event:?}"));
         }
     }
-    let ends_well = events.iter().any(|event| matches!(event.kind, EventKind::OrchestrationCompleted { .. }));
+    let is_completed = events.iter().any(|event| matches!(event.kind, EventKind::OrchestrationCompleted { .. }));
     let dropped: BTreeSet<u64> =
         events.iter().filter(|e| is_cancellation(e)).filter_map(|e| e.source_event_id).collect();
     let timers: BTreeSet<u64> =
         events.iter().filter(|e| matches!(e.kind, EventKind::TimerCreated { .. })).map(|e| e.event_id).collect();
-    if ends_well {
-        // Timers that lost a race are dropped without a word.
+    if is_completed {
+        // No event records a timer that lost a race.
         for open in
             scheduled.iter().filter(|id| !completed.contains(id) && !dropped.contains(id) && !timers.contains(id))
         {
-            say(
-                "each schedule has one completion",
-                format!("{open} has none, although the orchestration has ended well"),
-            );
+            report(ONE_COMPLETION, format!("{open} has none, although the orchestration has completed"));
         }
     }
-    broken
+    violations
 }
 
 fn is_terminal(event: &Event) -> bool {
@@ -384,7 +396,7 @@ fn is_cancellation(event: &Event) -> bool {
     matches!(event.kind, EventKind::ActivityCancelRequested { .. } | EventKind::SubOrchestrationCancelRequested { .. })
 }
 
-/// How the instance's document and the history of its current execution differ.
+/// The difference between an instance document and the history of its current execution.
 fn disagreement(instance: &Value, status: &str, events: Option<&Vec<Event>>) -> Option<String> {
     let last = events.and_then(|events| events.iter().rfind(|event| !is_cancellation(event))).map(|event| &event.kind);
     let agrees = match last {
@@ -396,18 +408,18 @@ fn disagreement(instance: &Value, status: &str, events: Option<&Vec<Event>>) -> 
     if !agrees {
         return Some(format!("its status is {status}, its last event {last:?}"));
     }
-    let noted: Vec<(u64, u64)> = serde_json::from_value(instance["events"].clone()).unwrap_or_default();
-    let noted: BTreeSet<u64> = noted.into_iter().flat_map(|(first, last)| first..=last).collect();
+    let listed: Vec<(u64, u64)> = serde_json::from_value(instance["events"].clone()).unwrap_or_default();
+    let listed: BTreeSet<u64> = listed.into_iter().flat_map(|(first, last)| first..=last).collect();
     let found: BTreeSet<u64> = events.into_iter().flatten().map(|event| event.event_id).collect();
-    (noted != found).then(|| format!("it notes {} events, and has {}", noted.len(), found.len()))
+    (listed != found).then(|| format!("it lists {} events, and has {}", listed.len(), found.len()))
 }
 
-/// How the instance's totals and its histories differ.
+/// The difference between the totals of an instance and its histories.
 fn miscounted(instance: &Value, executions: &BTreeMap<u64, Vec<Event>>) -> Option<String> {
-    let noted = (instance["totals"]["executions"].as_u64(), instance["totals"]["events"].as_u64());
+    let listed = (instance["totals"]["executions"].as_u64(), instance["totals"]["events"].as_u64());
     let events: usize = executions.values().map(Vec::len).sum();
     let found = (Some(executions.len() as u64), Some(events as u64));
-    (noted != found).then(|| format!("it notes {noted:?} executions and events, and has {found:?}"))
+    (listed != found).then(|| format!("it counts {listed:?} executions and events, and has {found:?}"))
 }
 
 #[cfg(test)]
@@ -415,39 +427,39 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn shell(parked: bool) -> Value {
-        json!({"id": "instance", "instanceId": "nobody", "type": "instance", "deferred": parked.then_some(true)})
+    fn without_status(deferred: bool) -> Value {
+        json!({"id": "instance", "instanceId": "nobody", "type": "instance", "deferred": deferred.then_some(true)})
     }
 
     fn message(due: u64) -> Value {
         json!({"id": "m:1", "instanceId": "nobody", "type": "message", "due": due, "item": "{\"CancelInstance\":{}}"})
     }
 
-    /// How many things are wrong with these documents, and how many are left behind.
-    fn wrong(documents: Vec<Value>) -> (usize, usize) {
-        let inventory = Inventory::of(documents);
-        (inventory.faults(&BTreeMap::new(), true).len(), inventory.passing().len())
+    /// The number of violations and of transient documents.
+    fn counts(documents: Vec<Value>) -> (usize, usize) {
+        let snapshot = Snapshot::of(documents);
+        (snapshot.violations(&BTreeMap::new(), true).len(), snapshot.transient_documents().len())
     }
 
     #[test]
-    fn a_document_without_an_instance_is_there_just_where_something_is_parked() {
-        assert_eq!(wrong(vec![shell(true), message(PARKED)]), (0, 0));
-        assert!(wrong(vec![shell(true)]).0 > 0, "nothing is parked");
-        assert!(wrong(vec![shell(false)]).0 > 0, "a lock that somebody left");
-        assert!(wrong(vec![shell(false), message(PARKED)]).0 > 0, "nothing says so");
-        assert!(wrong(vec![message(PARKED)]).0 > 0, "nobody would ever see it");
-        assert_eq!(wrong(vec![shell(true), message(1)]).1, 1, "it is not parked");
+    fn a_document_without_a_status_exists_only_beside_a_deferred_message() {
+        assert_eq!(counts(vec![without_status(true), message(DEFERRED)]), (0, 0));
+        assert!(counts(vec![without_status(true)]).0 > 0, "no message is deferred");
+        assert!(counts(vec![without_status(false)]).0 > 0, "a lock that was left");
+        assert!(counts(vec![without_status(false), message(DEFERRED)]).0 > 0, "not announced");
+        assert!(counts(vec![message(DEFERRED)]).0 > 0, "no turn would ever consume it");
+        assert_eq!(counts(vec![without_status(true), message(1)]).1, 1, "the message is not deferred");
     }
 
     #[test]
-    fn an_enclosed_message_is_something_under_way_that_a_poll_must_find() {
-        let faults = |due: Option<u64>| {
-            let mut document = shell(false);
+    fn an_inlined_message_is_transient_and_a_poll_finds_it() {
+        let violations = |due: Option<u64>| {
+            let mut document = without_status(false);
             (document["inlined"], document["due"]) = (json!({"id": "m:1"}), json!(due));
-            let inventory = Inventory::of(vec![document]);
-            assert_eq!(inventory.passing().len(), 1);
-            inventory.faults(&BTreeMap::new(), false).len()
+            let snapshot = Snapshot::of(vec![document]);
+            assert_eq!(snapshot.transient_documents().len(), 1);
+            snapshot.violations(&BTreeMap::new(), false).len()
         };
-        assert_eq!((faults(Some(1)), faults(None)), (0, 1));
+        assert_eq!((violations(Some(1)), violations(None)), (0, 1));
     }
 }

@@ -1,5 +1,5 @@
-//! A bank. Accounts are orchestrations that take transfers from their queues, pay each other by activities that put messages
-//! into the other's queue, and continue as new. Whatever happens, the money is all there when they close.
+//! The bank workload. An account is an orchestration that takes transfers from its queue and continues as new. It pays
+//! another account with an activity that puts a message into the other queue. The sum of all balances never changes.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -7,65 +7,65 @@ use std::time::Duration;
 use duroxide::{ActivityContext, OrchestrationContext};
 use serde::{Deserialize, Serialize};
 
-use crate::dice::Dice;
+use crate::rng::SeededRng;
 use crate::script::QUEUE;
 
-/// The name of the orchestration that is an account.
+/// The name of the account orchestration.
 pub const ACCOUNT: &str = "Account";
-/// The name of the activity that pays into another account.
+/// The name of the paying activity.
 pub const PAY: &str = "Pay";
-/// Messages that an execution takes before it continues as new.
-const A_PAGE: usize = 6;
+/// The number of messages that an execution takes before it continues as new.
+const MESSAGES_PER_EXECUTION: usize = 6;
 
-/// What an account has in the beginning: more than it can be asked for.
+/// The first balance of an account. No set of transfers exceeds it.
 pub const OPENING_BALANCE: i64 = 1_000;
 
-/// What clients want of the bank.
+/// The accounts of a bank and their transfers.
 #[derive(Clone, Debug)]
-pub struct Business {
-    /// What the names of its accounts begin with: no two banks share one.
+pub struct BankWorkload {
+    /// The beginning of the names of its accounts. No two banks share it.
     pub prefix: String,
-    /// How many accounts there are.
+    /// The number of accounts.
     pub accounts: usize,
-    /// Who pays whom how much; a transfer's number is its place here.
+    /// The transfers. The number of a transfer is its index here.
     pub transfers: Vec<Transfer>,
 }
 
 /// One transfer.
 #[derive(Clone, Copy, Debug)]
 pub struct Transfer {
-    /// Who pays.
+    /// The account that pays.
     pub from: usize,
-    /// Who is paid.
+    /// The account that is paid.
     pub to: usize,
-    /// How much.
+    /// The amount.
     pub amount: i64,
 }
 
-impl Business {
-    /// Draws some.
-    pub fn draw(dice: &mut Dice, accounts: usize, transfers: usize) -> Self {
-        let some = |dice: &mut Dice| usize::try_from(dice.among(0..=accounts as u64 - 1)).unwrap_or(0);
+impl BankWorkload {
+    /// Draws transfers between this number of accounts.
+    pub fn draw(rng: &mut SeededRng, accounts: usize, transfers: usize) -> Self {
+        let account = |rng: &mut SeededRng| usize::try_from(rng.among(0..=accounts as u64 - 1)).unwrap_or(0);
         let transfers = (0..transfers).map(|_| {
-            let from = some(dice);
-            let to = (from + 1 + some(dice) % (accounts - 1).max(1)) % accounts;
-            Transfer { from, to, amount: i64::try_from(dice.among(1..=9)).unwrap_or(1) }
+            let from = account(rng);
+            let to = (from + 1 + account(rng) % (accounts - 1).max(1)) % accounts;
+            Transfer { from, to, amount: i64::try_from(rng.among(1..=9)).unwrap_or(1) }
         });
         Self { prefix: String::new(), accounts, transfers: transfers.collect() }
     }
 
-    /// The instance that is an account.
+    /// The instance of an account.
     pub fn instance(&self, account: usize) -> String {
         format!("{}account {account}", self.prefix)
     }
 
-    /// What an account must know to close: how many transfers it sends and how many it gets.
-    pub fn closing(&self, account: usize) -> Message {
+    /// The message that closes an account: the numbers of transfers that it sends and receives.
+    pub fn closing(&self, account: usize) -> AccountMessage {
         let count = |chosen: &dyn Fn(&Transfer) -> bool| self.transfers.iter().filter(|t| chosen(t)).count();
-        Message::Close { sent: count(&|t| t.from == account), received: count(&|t| t.to == account) }
+        AccountMessage::Close { sent: count(&|t| t.from == account), received: count(&|t| t.to == account) }
     }
 
-    /// What an account ends with.
+    /// The last balance of an account.
     pub fn balance(&self, account: usize) -> i64 {
         self.transfers.iter().fold(OPENING_BALANCE, |balance, transfer| {
             let paid = if transfer.from == account { transfer.amount } else { 0 };
@@ -75,46 +75,46 @@ impl Business {
     }
 }
 
-/// A message to an account, as it is in the queue: no two have the same nonce.
+/// A message in the queue of an account. No two have the same nonce.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Letter {
-    /// Unique to one call that put it there.
+pub struct AccountDelivery {
+    /// A number that is unique to the call that enqueued it.
     pub nonce: u64,
-    /// What it says.
-    pub message: Message,
+    /// The content.
+    pub message: AccountMessage,
 }
 
-/// What an account is told.
+/// The content of a message to an account.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Message {
-    /// Pay.
+pub enum AccountMessage {
+    /// Pays another account.
     Transfer {
         /// The transfer's number.
         number: usize,
         /// The instance to pay to.
         to: String,
-        /// How much.
+        /// The amount.
         amount: i64,
     },
-    /// Somebody has paid.
+    /// Another account has paid.
     Credit {
         /// The transfer's number.
         number: usize,
-        /// How much.
+        /// The amount.
         amount: i64,
     },
-    /// End once this many transfers were sent and received.
+    /// Ends the account after these numbers of transfers.
     Close {
-        /// Sent.
+        /// Transfers that it sends.
         sent: usize,
-        /// Received.
+        /// Transfers that it receives.
         received: usize,
     },
 }
 
-/// What an account knows.
+/// The state of an account.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub struct Book {
+pub struct AccountState {
     balance: i64,
     sent: BTreeSet<usize>,
     received: BTreeSet<usize>,
@@ -122,11 +122,11 @@ pub struct Book {
     close: Option<(usize, usize)>,
 }
 
-impl Book {
-    /// A new account's, as the orchestration's input.
+impl AccountState {
+    /// The state of a new account, as the input of the orchestration.
     pub fn opening() -> String {
-        let book = Self { balance: OPENING_BALANCE, ..Self::default() };
-        serde_json::to_string(&book).expect("a book is plain data")
+        let state = Self { balance: OPENING_BALANCE, ..Self::default() };
+        serde_json::to_string(&state).expect("the state is plain data")
     }
 
     fn is_closed(&self) -> bool {
@@ -134,59 +134,59 @@ impl Book {
     }
 }
 
-/// An account. Its output is its balance.
+/// The account orchestration. Its output is its balance.
 pub async fn account(context: OrchestrationContext, input: String) -> Result<String, String> {
-    let mut book: Book = serde_json::from_str(&input).map_err(|error| error.to_string())?;
-    for _ in 0..A_PAGE {
-        if book.is_closed() {
-            return Ok(book.balance.to_string());
+    let mut state: AccountState = serde_json::from_str(&input).map_err(|error| error.to_string())?;
+    for _ in 0..MESSAGES_PER_EXECUTION {
+        if state.is_closed() {
+            return Ok(state.balance.to_string());
         }
-        let letter = context.dequeue_event(QUEUE).await;
-        let letter: Letter = serde_json::from_str(&letter).map_err(|error| error.to_string())?;
-        if !book.nonces.insert(letter.nonce) {
-            return Err(format!("letter {letter:?} came twice"));
+        let delivery = context.dequeue_event(QUEUE).await;
+        let delivery: AccountDelivery = serde_json::from_str(&delivery).map_err(|error| error.to_string())?;
+        if !state.nonces.insert(delivery.nonce) {
+            return Err(format!("message {delivery:?} arrived twice"));
         }
-        match letter.message {
-            Message::Transfer { number, to, amount } => {
-                if book.sent.insert(number) {
-                    book.balance -= amount;
-                    pay(&context, &to, number, amount).await;
+        match delivery.message {
+            AccountMessage::Transfer { number, to, amount } => {
+                if state.sent.insert(number) {
+                    state.balance -= amount;
+                    pay_until_ok(&context, &to, number, amount).await;
                 }
             }
-            // The activity that pays may run twice.
-            Message::Credit { number, amount } => {
-                if book.received.insert(number) {
-                    book.balance += amount;
+            // The paying activity may run twice.
+            AccountMessage::Credit { number, amount } => {
+                if state.received.insert(number) {
+                    state.balance += amount;
                 }
             }
-            Message::Close { sent, received } => book.close = Some((sent, received)),
+            AccountMessage::Close { sent, received } => state.close = Some((sent, received)),
         }
     }
-    if book.is_closed() {
-        return Ok(book.balance.to_string());
+    if state.is_closed() {
+        return Ok(state.balance.to_string());
     }
-    let book = serde_json::to_string(&book).map_err(|error| error.to_string())?;
-    context.continue_as_new(book).await
+    let state = serde_json::to_string(&state).map_err(|error| error.to_string())?;
+    context.continue_as_new(state).await
 }
 
-/// Pays, however often that takes.
-async fn pay(context: &OrchestrationContext, to: &str, number: usize, amount: i64) {
+/// Pays, and repeats that until the activity succeeds.
+async fn pay_until_ok(context: &OrchestrationContext, to: &str, number: usize, amount: i64) {
     let input = serde_json::json!({ "to": to, "number": number, "amount": amount }).to_string();
     while context.schedule_activity(PAY, input.as_str()).await.is_err() {
         context.schedule_timer(Duration::from_millis(500)).await;
     }
 }
 
-/// The activity that puts money into the other account's queue.
-pub async fn pay_in(context: ActivityContext, input: String) -> Result<String, String> {
+/// The paying activity. It puts the amount into the queue of the other account.
+pub async fn pay(context: ActivityContext, input: String) -> Result<String, String> {
     let input: serde_json::Value = serde_json::from_str(&input).map_err(|error| error.to_string())?;
     let to = input["to"].as_str().unwrap_or_default();
-    let message = Message::Credit {
+    let message = AccountMessage::Credit {
         number: usize::try_from(input["number"].as_u64().unwrap_or(0)).unwrap_or(0),
         amount: input["amount"].as_i64().unwrap_or(0),
     };
-    let letter = Letter { nonce: fastrand::u64(..1 << 50), message };
-    let letter = serde_json::to_string(&letter).map_err(|error| error.to_string())?;
-    context.get_client().enqueue_event(to, QUEUE, letter).await.map_err(|error| error.to_string())?;
+    let delivery = AccountDelivery { nonce: fastrand::u64(..1 << 50), message };
+    let delivery = serde_json::to_string(&delivery).map_err(|error| error.to_string())?;
+    context.get_client().enqueue_event(to, QUEUE, delivery).await.map_err(|error| error.to_string())?;
     Ok(String::new())
 }

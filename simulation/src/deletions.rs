@@ -1,47 +1,50 @@
-//! Deletions as the wire sees them: which instances are there, who deletes them, and which of them must not be deleted.
+//! Deletions as the wire shows them: the instances that exist, the clients that delete them, and the instances that
+//! must stay.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 
 use serde_json::Value;
 
-use crate::ledger::Broken;
+use crate::oracle::Violation;
 
-/// Why a client of the wire deletes instances, by its name.
+/// The reason for which a client deletes instances. The name of the client implies it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Purpose {
-    /// Retention: an instance tree goes once all of it has ended.
+enum DeletionPurpose {
+    /// Retention deletes an instance tree after all of it has ended.
     Retention,
-    /// A bulk deletion: a root goes once it has ended, with all that descends from it.
+    /// A bulk deletion deletes a root that has ended, with all its descendants.
     Bulk,
-    /// A caller that has named the instance.
+    /// A caller has named the instance.
     Named,
 }
 
-/// How the names of administrators on the wire begin that apply retention.
+/// The beginning of the wire names of administrators that apply retention.
 pub const RETENTION: &str = "retention";
-/// How the names of administrators on the wire begin that delete in bulk.
+/// The beginning of the wire names of administrators that delete in bulk.
 pub const BULK: &str = "bulk";
+/// A part of the wire names of clean-up workers.
+pub const CLEAN_UP: &str = "clean-up";
 
-fn purpose(client: &str) -> Purpose {
+fn purpose(client: &str) -> DeletionPurpose {
     match client {
-        client if client.starts_with(RETENTION) || client.contains("heir") => Purpose::Retention,
-        client if client.starts_with(BULK) => Purpose::Bulk,
-        _ => Purpose::Named,
+        client if client.starts_with(RETENTION) || client.contains(CLEAN_UP) => DeletionPurpose::Retention,
+        client if client.starts_with(BULK) => DeletionPurpose::Bulk,
+        _ => DeletionPurpose::Named,
     }
 }
 
-/// The document of an instance, as the wire has last seen it written.
+/// An instance document, as the wire has last shown it.
 #[derive(Clone, Debug)]
-struct Seen {
+struct ObservedInstance {
     status: Option<String>,
     parent: Option<String>,
     execution: u64,
-    /// The deletion that has marked it.
+    /// The deletion for which the instance is prepared.
     plan: Option<String>,
 }
 
-impl Seen {
+impl ObservedInstance {
     fn of(document: &Value) -> Self {
         let text = |value: &Value| value.as_str().map(ToOwned::to_owned);
         Self {
@@ -58,115 +61,115 @@ impl Seen {
 }
 
 #[derive(Debug, Default)]
-struct State {
-    instances: BTreeMap<String, Seen>,
-    /// Which client has begun each deletion. Others may finish it.
+struct DeletionState {
+    instances: BTreeMap<String, ObservedInstance>,
+    /// The client that began each deletion. Other clients may finish it.
     begun_by: BTreeMap<String, String>,
-    /// With which status each instance of a name was deleted, in order.
-    gone: BTreeMap<String, Vec<String>>,
-    /// Instances that a caller deletes whether they run or not.
+    /// The statuses with which the instances of a name were deleted, in order.
+    deleted_with: BTreeMap<String, Vec<String>>,
+    /// Instances that a caller deletes by force.
     forced: BTreeSet<String>,
-    /// The deletion that has last marked an instance of each name.
+    /// The last deletion that prepared an instance of each name.
     last_plan: BTreeMap<String, String>,
 }
 
-/// What is known of deletions.
+/// The deletions that the wire has shown.
 #[derive(Debug, Default)]
-pub struct Deletions(Mutex<State>);
+pub struct Deletions(Mutex<DeletionState>);
 
 impl Deletions {
-    /// A caller deletes this instance whether it runs or not.
+    /// A caller is going to delete this instance by force.
     pub fn will_be_forced(&self, instance: &str) {
         self.with(|state| state.forced.insert(instance.to_owned()));
     }
 
-    /// Whether one deletion has taken both.
-    pub fn go_together(&self, one: &str, other: &str) -> bool {
+    /// Whether one deletion has prepared both instances.
+    pub fn are_deleted_together(&self, one: &str, other: &str) -> bool {
         self.with(|state| {
             let plan = |instance: &str| state.last_plan.get(instance);
             plan(one).is_some() && plan(one) == plan(other)
         })
     }
 
-    /// How many instances of this name were deleted.
+    /// The number of instances of this name that were deleted.
     pub fn times(&self, instance: &str) -> usize {
-        self.with(|state| state.gone.get(instance).map_or(0, Vec::len))
+        self.with(|state| state.deleted_with.get(instance).map_or(0, Vec::len))
     }
 
-    /// The names of which an instance was deleted.
+    /// The names of all deleted instances.
     pub fn names(&self) -> BTreeSet<String> {
-        self.with(|state| state.gone.keys().cloned().collect())
+        self.with(|state| state.deleted_with.keys().cloned().collect())
     }
 
-    /// The status that the last instance of this name was deleted with; none where one is there.
+    /// The status with which the last instance of this name was deleted. `None` if an instance of this name exists.
     pub fn last_status(&self, instance: &str) -> Option<String> {
         self.with(|state| {
-            let is_there = state.instances.get(instance).is_some_and(|seen| seen.status.is_some());
-            state.gone.get(instance)?.last().filter(|_| !is_there).cloned()
+            let exists = state.instances.get(instance).is_some_and(|observed| observed.status.is_some());
+            state.deleted_with.get(instance)?.last().filter(|_| !exists).cloned()
         })
     }
 
-    /// A client has written the document of an instance.
-    pub fn written(&self, client: &str, instance: &str, document: &Value) -> Option<Broken> {
-        let seen = Seen::of(document);
+    /// A client has written an instance document.
+    pub fn written(&self, client: &str, instance: &str, document: &Value) -> Option<Violation> {
+        let observed = ObservedInstance::of(document);
         let pruned = document["pruning"].as_array().into_iter().flatten().filter_map(Value::as_u64);
-        let pruned = pruned.filter(|execution| *execution >= seen.execution && seen.status.is_some()).max();
-        let broken = pruned.map(|pruned| Broken {
+        let pruned = pruned.filter(|execution| *execution >= observed.execution && observed.status.is_some()).max();
+        let violation = pruned.map(|pruned| Violation {
             invariant: "the current execution is never pruned",
             instance: instance.to_owned(),
-            detail: format!("{client} prunes execution {pruned} while execution {} is the current one", seen.execution),
+            detail: format!("{client} prunes execution {pruned} while {} is the current one", observed.execution),
         });
         self.with(|state| {
-            if let Some(plan) = &seen.plan {
+            if let Some(plan) = &observed.plan {
                 state.begun_by.entry(plan.clone()).or_insert_with(|| client.to_owned());
                 state.last_plan.insert(instance.to_owned(), plan.clone());
             }
-            state.instances.insert(instance.to_owned(), seen);
+            state.instances.insert(instance.to_owned(), observed);
         });
-        broken
+        violation
     }
 
-    /// The document of an instance was deleted.
-    pub fn deleted(&self, instance: &str) -> Option<Broken> {
+    /// An instance document was deleted.
+    pub fn deleted(&self, instance: &str) -> Option<Violation> {
         self.with(|state| {
-            let seen = state.instances.remove(instance)?;
-            let status = seen.status.clone()?;
-            state.gone.entry(instance.to_owned()).or_default().push(status);
-            state.wrongly_deleted(instance, &seen).or_else(|| state.left_alone(instance, &seen))
+            let observed = state.instances.remove(instance)?;
+            let status = observed.status.clone()?;
+            state.deleted_with.entry(instance.to_owned()).or_default().push(status);
+            state.deleted_too_early(instance, &observed).or_else(|| state.orphaned_child(instance, &observed))
         })
     }
 
-    fn with<R>(&self, use_it: impl FnOnce(&mut State) -> R) -> R {
-        use_it(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    fn with<R>(&self, use_state: impl FnOnce(&mut DeletionState) -> R) -> R {
+        use_state(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-impl State {
-    /// What is wrong if this instance goes.
-    fn wrongly_deleted(&self, instance: &str, seen: &Seen) -> Option<Broken> {
-        let client = seen.plan.as_ref().and_then(|plan| self.begun_by.get(plan)).map_or("", String::as_str);
+impl DeletionState {
+    /// The violation if this instance must not be deleted.
+    fn deleted_too_early(&self, instance: &str, observed: &ObservedInstance) -> Option<Violation> {
+        let client = observed.plan.as_ref().and_then(|plan| self.begun_by.get(plan)).map_or("", String::as_str);
         let root = instance.split("::").next().unwrap_or(instance);
         let purpose = purpose(client);
-        let may_go = match purpose {
-            Purpose::Retention => seen.has_ended(),
-            Purpose::Bulk => seen.parent.is_some() || seen.has_ended(),
-            Purpose::Named => seen.has_ended() || self.forced.contains(root),
+        let is_allowed = match purpose {
+            DeletionPurpose::Retention => observed.has_ended(),
+            DeletionPurpose::Bulk => observed.parent.is_some() || observed.has_ended(),
+            DeletionPurpose::Named => observed.has_ended() || self.forced.contains(root),
         };
-        (!may_go).then(|| Broken {
-            invariant: "nothing is deleted that has not ended",
+        (!is_allowed).then(|| Violation {
+            invariant: "only ended instances are deleted",
             instance: instance.to_owned(),
-            detail: format!("{purpose:?} of {client:?} has deleted it while its status was {:?}", seen.status),
+            detail: format!("{purpose:?} of {client:?} has deleted it while its status was {:?}", observed.status),
         })
     }
 
-    /// A child that stays although its parent goes.
-    fn left_alone(&self, parent: &str, seen: &Seen) -> Option<Broken> {
-        let is_left = |child: &Seen| child.parent.as_deref() == Some(parent) && child.plan != seen.plan;
-        let (child, its) = self.instances.iter().find(|(_, child)| is_left(child))?;
-        Some(Broken {
-            invariant: "no child is left without its parent",
-            instance: child.clone(),
-            detail: format!("{parent:?} was deleted while the status of its child was {:?}", its.status),
+    /// The violation if a child remains after the deletion of its parent.
+    fn orphaned_child(&self, parent: &str, observed: &ObservedInstance) -> Option<Violation> {
+        let remains = |child: &ObservedInstance| child.parent.as_deref() == Some(parent) && child.plan != observed.plan;
+        let (name, child) = self.instances.iter().find(|(_, child)| remains(child))?;
+        Some(Violation {
+            invariant: "no child remains without its parent",
+            instance: name.clone(),
+            detail: format!("{parent:?} was deleted while the status of its child was {:?}", child.status),
         })
     }
 }
@@ -183,24 +186,24 @@ mod tests {
     }
 
     /// Whether an instance with this status may be deleted by this client.
-    fn may_go(client: &str, status: &str, parent: Option<&str>) -> bool {
+    fn may_delete(client: &str, status: &str, parent: Option<&str>) -> bool {
         let deletions = Deletions::default();
         written(&deletions, "w0#1", "i", status, parent, "");
         written(&deletions, client, "i", status, parent, "p");
-        let broken = deletions.deleted("i");
+        let violation = deletions.deleted("i");
         assert_eq!((deletions.times("i"), deletions.last_status("i").as_deref()), (1, Some(status)));
-        broken.is_none()
+        violation.is_none()
     }
 
     #[test]
-    fn only_what_has_ended_goes_unless_a_caller_insists() {
-        assert!(may_go("retention 0", "Completed", None) && may_go("last heir", "Failed", Some("p")));
-        assert!(!may_go("retention 0", "ContinuedAsNew", Some("p")) && !may_go("heir 1", "Running", None));
-        assert!(may_go("bulk 0", "Failed", None) && may_go("bulk 0", "Running", Some("p")));
+    fn only_ended_instances_are_deleted_unless_a_caller_forces_it() {
+        assert!(may_delete("retention 0", "Completed", None) && may_delete("final clean-up", "Failed", Some("p")));
+        assert!(!may_delete("retention 0", "ContinuedAsNew", Some("p")) && !may_delete("clean-up 1", "Running", None));
+        assert!(may_delete("bulk 0", "Failed", None) && may_delete("bulk 0", "Running", Some("p")));
         assert!(
-            !may_go("bulk 0", "Running", None)
-                && !may_go("bulk 0", "ContinuedAsNew", None)
-                && !may_go("client 0", "ContinuedAsNew", None)
+            !may_delete("bulk 0", "Running", None)
+                && !may_delete("bulk 0", "ContinuedAsNew", None)
+                && !may_delete("client 0", "ContinuedAsNew", None)
         );
         let deletions = Deletions::default();
         deletions.will_be_forced("i");
@@ -209,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_goes_with_its_parent() {
+    fn a_child_is_deleted_with_its_parent() {
         let deletions = Deletions::default();
         for child in ["a", "b"] {
             written(&deletions, "retention 0", child, "Completed", Some("root"), "p");
@@ -217,11 +220,11 @@ mod tests {
         written(&deletions, "retention 0", "root", "Completed", None, "p");
         assert_eq!((deletions.deleted("a"), deletions.deleted("root")), (None, None));
         written(&deletions, "retention 0", "root", "Completed", None, "q");
-        assert!(deletions.deleted("root").is_some_and(|broken| broken.instance == "b"));
+        assert!(deletions.deleted("root").is_some_and(|violation| violation.instance == "b"));
     }
 
     #[test]
-    fn the_current_execution_and_later_ones_are_not_pruned() {
+    fn the_current_execution_and_later_ones_are_never_pruned() {
         let document = |pruning: &[u64]| json!({"status": "Running", "execution": 3, "pruning": pruning});
         let deletions = Deletions::default();
         assert_eq!(deletions.written("w0#1", "i", &document(&[1, 2])), None);

@@ -1,4 +1,5 @@
-//! A process of the world: a runtime of its own, which can be stopped, continued and killed, with a clock that can be off.
+//! A simulated process: a tokio runtime of its own that can be stopped, continued and killed, with a clock that can be
+//! wrong.
 
 use std::future::Future;
 use std::time::Duration;
@@ -6,12 +7,12 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::time::Instant;
 
-use crate::seams;
+use crate::virtual_time;
 
-/// A process. Dropping it kills it: whatever runs in it is gone, at whatever await point it was.
+/// A simulated process. Dropping it kills it: its tasks end at the await point that they have reached.
 pub struct Host {
     runtime: Runtime,
-    /// The runtime's own time when the world's was zero.
+    /// The runtime's own time when the run began.
     zero: Instant,
     skew: i64,
     stopped_until: Option<Duration>,
@@ -22,26 +23,26 @@ impl Host {
     pub fn new() -> Self {
         let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
         let runtime = runtime.expect("a runtime without I/O needs nothing that could be missing");
-        let zero = runtime.block_on(async { Instant::now() }) - seams::now();
+        let zero = runtime.block_on(async { Instant::now() }) - virtual_time::now();
         Self { runtime, zero, skew: 0, stopped_until: None }
     }
 
-    /// Where to spawn what runs in it.
+    /// The handle that spawns tasks in this process.
     pub fn handle(&self) -> &Handle {
         self.runtime.handle()
     }
 
-    /// Sets its wall clock off by this many milliseconds.
+    /// Sets the error of its wall clock, in milliseconds.
     pub fn set_skew(&mut self, millis: i64) {
         self.skew = millis;
     }
 
-    /// By how many milliseconds its wall clock is off.
+    /// The error of its wall clock, in milliseconds.
     pub fn skew(&self) -> i64 {
         self.skew
     }
 
-    /// Stops it, as SIGSTOP does, until the world's time is `until`.
+    /// Stops it, as SIGSTOP does, until the time of the run is `until`.
     pub fn stop_until(&mut self, until: Duration) {
         self.stopped_until = Some(until);
     }
@@ -51,13 +52,14 @@ impl Host {
         self.stopped_until.is_some()
     }
 
-    /// Runs it until the world's time is `until`. One that has been stopped finds all its timers due when it goes on.
+    /// Runs it until the time of the run is `until`. A process that was stopped finds all its timers due when it
+    /// continues.
     pub fn run_until(&mut self, until: Duration) {
         if self.stopped_until.is_some_and(|end| until < end) {
             return;
         }
         self.stopped_until = None;
-        seams::set_skew(self.skew);
+        virtual_time::set_skew(self.skew);
         let target = self.zero + until;
         self.runtime.block_on(async {
             let behind = target - Instant::now();
@@ -66,10 +68,10 @@ impl Host {
             }
             tokio::time::sleep_until(target).await;
         });
-        seams::set_skew(0);
+        virtual_time::set_skew(0);
     }
 
-    /// Runs `task` in it, with nothing else of the world going on.
+    /// Runs `task` in this process while all other processes of the run stand still.
     pub fn block_on<T>(&mut self, task: impl Future<Output = T>) -> T {
         self.runtime.block_on(task)
     }

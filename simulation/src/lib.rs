@@ -1,34 +1,44 @@
-//! Seeded worlds in which duroxide-cosmos meets whatever can go wrong, and an auditor who looks at what is left.
+//! Seeded simulation runs of duroxide-cosmos under faults, with checks of every promise that the provider makes.
 //!
-//! A *world* ([`world`]) is drawn from a number. It has an account in memory, workers that are whole duroxide runtimes, each
-//! in a [`host`] of its own, and clients that want things done ([`errand`]). Time is virtual, [`weather`] and fate (kills,
-//! stops, clocks that are off, splits) are drawn too, and so the same number is the same [`story`], request by request. While
-//! it goes on, a [`witness`] between each runtime and its provider checks every promise that the provider makes; when it is
-//! over, the [`audit`] checks histories and documents. That they would find a bug is tested by bugs ([`mutants`]).
+//! A *run* ([`run`]) is drawn from a seed. It has:
+//! - an account in memory,
+//! - workers, each a whole duroxide runtime in a [`host`] of its own,
+//! - clients with a [`workload`],
+//! - a [`fault_schedule`] for requests and a [`crash_plan`] for processes: kills, stops, wrong clocks, partition
+//!   splits.
+//!
+//! Time is virtual ([`virtual_time`]), so the same seed gives the same [`transcript`], request by request.
+//!
+//! Two checks find violated invariants:
+//! - A [`recorder`] between each runtime and its provider reports every call to the [`oracle`] while the run goes on.
+//! - The [`audit`] checks histories and documents when the run is over.
+//!
+//! The [`mutants`] test the checks: each is a bug in the library that some run must find.
 #![warn(missing_docs)]
 
 pub mod audit;
 pub mod bank;
+pub mod crash_plan;
 pub mod deletions;
-pub mod dice;
-pub mod errand;
-pub mod fate;
+pub mod deliveries;
+pub mod fault_schedule;
 pub mod host;
-pub mod ledger;
-pub mod many;
 pub mod mutants;
-pub mod owed;
+pub mod oracle;
+pub mod parallel;
+pub mod recorder;
+pub mod rng;
+pub mod run;
 pub mod script;
-pub mod seams;
 pub mod sessions;
 pub mod soak;
-pub mod story;
-pub mod weather;
-pub mod witness;
+pub mod transcript;
+pub mod virtual_time;
 pub mod worker;
-pub mod world;
+pub mod workload;
 
-/// How a program of this workspace member ends: well, with an invariant that does not hold, or without having been able to look.
+/// The exit code of a program of this crate: 0 if every invariant holds, 1 if one is violated, 2 if the check itself
+/// failed.
 pub fn exit(outcome: anyhow::Result<bool>) -> std::process::ExitCode {
     match outcome {
         Ok(true) => std::process::ExitCode::SUCCESS,

@@ -16,34 +16,34 @@ use duroxide_cosmos_emulator::LocalAccount;
 use crate::bank;
 use crate::script;
 
-/// The name of an orchestration that no worker knows.
+/// The name of an orchestration that no worker has registered.
 pub const UNKNOWN: &str = "Unknown";
 
-/// How a worker is set up.
+/// The settings of a worker.
 #[derive(Clone, Debug)]
-pub struct Setup {
-    /// Dispatchers of turns.
+pub struct WorkerSettings {
+    /// The number of turn dispatchers.
     pub turns: usize,
-    /// Dispatchers of activities.
+    /// The number of activity dispatchers.
     pub activities: usize,
-    /// The activities' tags that it serves, beside those without.
+    /// The tags of activities that it serves. It also serves activities without a tag.
     pub tags: Vec<String>,
-    /// How long turns are locked.
+    /// The lock timeout of turns.
     pub turn_lock: Duration,
-    /// How long activities are locked.
+    /// The lock timeout of activities.
     pub activity_lock: Duration,
-    /// How long sessions are locked.
+    /// The lock timeout of sessions.
     pub session_lock: Duration,
-    /// How long a fetch waits.
+    /// The longest time that a fetch waits.
     pub long_poll: Duration,
-    /// After how many attempts something is given up.
+    /// The number of attempts after which duroxide fails a poison message.
     pub max_attempts: u32,
-    /// How many sessions it owns at once, at most.
+    /// The largest number of sessions that it owns at once.
     pub sessions: usize,
 }
 
-impl Setup {
-    /// The runtime's options, for a worker of this name.
+impl WorkerSettings {
+    /// The runtime options of a worker of this name.
     pub fn options(&self, name: &str) -> RuntimeOptions {
         let tags: HashSet<String> = self.tags.iter().cloned().collect();
         RuntimeOptions {
@@ -72,17 +72,17 @@ impl Setup {
     }
 }
 
-/// The activities that every worker knows.
+/// The activities that every worker registers.
 pub fn activities() -> ActivityRegistry {
     ActivityRegistry::builder()
         .register("Echo", script::echo)
         .register("Flaky", script::flaky)
         .register(script::INFORM, script::inform)
-        .register(bank::PAY, bank::pay_in)
+        .register(bank::PAY, bank::pay)
         .build()
 }
 
-/// The orchestrations that every worker knows.
+/// The orchestrations that every worker registers.
 pub fn orchestrations() -> OrchestrationRegistry {
     OrchestrationRegistry::builder()
         .register(script::SCRIPT, script::run)
@@ -91,12 +91,12 @@ pub fn orchestrations() -> OrchestrationRegistry {
 }
 
 /// Starts the runtime of a worker on `provider`.
-pub async fn start(provider: Arc<dyn Provider>, name: &str, setup: &Setup) -> Arc<Runtime> {
-    Runtime::start_with_options(provider, activities(), orchestrations(), setup.options(name)).await
+pub async fn start(provider: Arc<dyn Provider>, name: &str, settings: &WorkerSettings) -> Arc<Runtime> {
+    Runtime::start_with_options(provider, activities(), orchestrations(), settings.options(name)).await
 }
 
-/// A provider on the account, as one that makes its own client would be: tried until it works. Its reads go to the regions that the
-/// configuration prefers.
+/// Opens a provider on the account with a client of its own, and repeats that until it succeeds. Its reads go to the
+/// preferred regions of the configuration.
 pub async fn open(account: &LocalAccount, name: &str, config: &CosmosDBProviderConfig) -> CosmosDBProvider {
     loop {
         if let Ok(client) = connect(account, name, config).await {

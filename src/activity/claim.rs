@@ -1,6 +1,6 @@
-//! Taking an activity: one conditional write; where it has a session, the session first.
+//! The claim of an activity: one conditional write. An activity of a session claims the session first.
 //!
-//! Invariant: when [`claim`] does not return an activity, it holds neither the activity nor a session that it took for it.
+//! Invariant: if [`claim`] returns no activity, it holds neither the activity nor a session that it claimed for it.
 
 use super::{session, unreadable, ActivityHandle, ActivityState};
 use crate::{
@@ -9,26 +9,26 @@ use crate::{
     engine::Engine,
     model::{clock::millis, ActivityDocument, DocumentId, Millis, Partition, PayloadDocument},
     queue::{activity::ActivityFilter, FetchTerms},
-    turn::cache::Known,
+    turn::cache::CachedInstance,
 };
 use azure_core::http::Etag;
 use duroxide::providers::{SessionFetchConfig, WorkItem};
 use std::{sync::Arc, time::Duration};
 use tracing::{debug, warn};
 
-/// How an attempt at an activity ended.
+/// How the claim of an activity ended.
 pub(crate) enum ActivityClaim {
-    /// It is ours, with the session that was taken for it.
-    Work(Box<(WorkItem, String, u32)>, Option<session::SessionHold>),
-    /// It is somebody else's until then.
-    Held(Millis),
-    /// Its session is this owner's until then.
-    SessionHeld(String, Millis),
-    /// It is done or cancelled.
+    /// The claim succeeded. It also returns the session that was claimed for the activity.
+    Claimed(Box<(WorkItem, String, u32)>, Option<session::SessionHold>),
+    /// Another worker holds the lock until this time.
+    Locked(Millis),
+    /// This owner holds the session until this time.
+    SessionLocked(String, Millis),
+    /// The activity is completed or cancelled, or another worker has claimed it.
     Gone,
 }
 
-/// Tries to take the activity that a candidate names.
+/// Tries to claim the activity that a candidate names.
 pub(crate) async fn claim(
     engine: &Arc<Engine>,
     candidate: &ActivityCandidate,
@@ -37,25 +37,25 @@ pub(crate) async fn claim(
     deadline: Deadline,
 ) -> Result<ActivityClaim, StoreError> {
     let mut hold = match (&candidate.document.session_id, owner) {
-        (Some(id), Some(owner)) => match session::take(engine, id, owner, deadline).await? {
-            session::SessionClaim::Held(owner, until) => return Ok(ActivityClaim::SessionHeld(owner, until)),
-            session::SessionClaim::Ours(hold) => Some(hold),
+        (Some(id), Some(owner)) => match session::claim(engine, id, owner, deadline).await? {
+            session::SessionClaim::Locked(owner, until) => return Ok(ActivityClaim::SessionLocked(owner, until)),
+            session::SessionClaim::Claimed(hold) => Some(hold),
         },
         _ => None,
     };
-    let mut outcome = take(engine, candidate, terms, deadline).await;
-    if let Ok(ActivityClaim::Work(work, _)) = outcome {
+    let mut outcome = claim_activity(engine, candidate, terms, deadline).await;
+    if let Ok(ActivityClaim::Claimed(item, _)) = outcome {
         if let (Some(taken), Some(owner)) = (&mut hold, owner) {
-            // It may have taken so long that the session is another's by now.
-            session::take_again(engine, taken, owner, deadline).await.unwrap_or_else(|error| {
-                warn!(%error, "a session could not be taken again");
+            // The claim may have taken so long that another owner has the session by now.
+            session::extend_claim(engine, taken, owner, deadline).await.unwrap_or_else(|error| {
+                warn!(%error, "could not extend the claim of a session");
             });
         }
-        if hold.as_ref().is_none_or(|hold| hold.valid_for(engine.now())) {
-            return Ok(ActivityClaim::Work(work, hold));
+        if hold.as_ref().is_none_or(|hold| hold.has_half_left(engine.now())) {
+            return Ok(ActivityClaim::Claimed(item, hold));
         }
-        release_claim_later(engine, candidate.document.clone(), work.1, engine.clock.after(terms.lock_timeout));
-        outcome = Ok(ActivityClaim::Held(engine.now() + 20));
+        release_claim_later(engine, candidate.document.clone(), item.1, engine.clock.after(terms.lock_timeout));
+        outcome = Ok(ActivityClaim::Locked(engine.now() + 20));
     }
     if let Some(hold) = hold {
         session::release_claim_later(engine, hold);
@@ -63,17 +63,18 @@ pub(crate) async fn claim(
     outcome
 }
 
-async fn take(
+/// Claims the activity alone, whatever its session.
+async fn claim_activity(
     engine: &Arc<Engine>,
     candidate: &ActivityCandidate,
     terms: &FetchTerms<ActivityFilter>,
     deadline: Deadline,
 ) -> Result<ActivityClaim, StoreError> {
     let (mut document, mut etag) = (candidate.document.clone(), candidate.document.etag.clone());
-    // What the candidate says may be stale, so there is a second look at most.
+    // The candidate may be stale, so the worker reads the document and tries again, once.
     for _ in 0..2 {
         let Some(known) = etag.take() else {
-            match look(engine, &document, deadline).await? {
+            match read_activity(engine, &document, deadline).await? {
                 None => return Ok(ActivityClaim::Gone),
                 Some(found) => (document, etag) = (found.document, Some(found.etag)),
             }
@@ -81,23 +82,25 @@ async fn take(
         };
         let now = engine.now();
         if document.due > now {
-            return Ok(ActivityClaim::Held(document.due));
+            return Ok(ActivityClaim::Locked(document.due));
         }
         match lock(engine, document.clone(), known, terms.lock_timeout, now, deadline).await? {
-            Locked::Ours(held) => return open(engine, *held, terms, deadline).await,
-            // Others have it, or are done with it. If it comes back, whoever gives it back says so, or a look finds it.
-            Locked::Lost => return Ok(ActivityClaim::Gone),
-            Locked::Stale => match look(engine, &document, deadline).await? {
+            LockAttempt::Claimed(held) => return open(engine, *held, terms, deadline).await,
+            // Another worker has claimed or completed it. If that worker releases it, the ready queue learns of it
+            // directly or by a poll.
+            LockAttempt::Lost => return Ok(ActivityClaim::Gone),
+            LockAttempt::Stale => match read_activity(engine, &document, deadline).await? {
                 None => return Ok(ActivityClaim::Gone),
                 Some(found) => (document, etag) = (found.document, Some(found.etag)),
             },
         }
     }
     let due = document.due.max(engine.now() + 20);
-    Ok(ActivityClaim::Held(due))
+    Ok(ActivityClaim::Locked(due))
 }
 
-async fn look(
+/// Reads the activity document where writes go.
+async fn read_activity(
     engine: &Engine,
     document: &ActivityDocument,
     deadline: Deadline,
@@ -105,15 +108,16 @@ async fn look(
     engine.store.read(&document.instance_id, &document.id, Freshness::Authoritative, deadline).await
 }
 
-enum Locked {
-    Ours(Box<(ActivityDocument, Etag, String)>),
-    /// It is not as it was known, for certain.
+/// The outcome of one conditional write.
+enum LockAttempt {
+    Claimed(Box<(ActivityDocument, Etag, String)>),
+    /// Another worker has certainly changed or deleted the document.
     Lost,
-    /// It is not as it was known, or the answer to our own write was lost.
+    /// The document has changed, or the answer to our own write was lost.
     Stale,
 }
 
-/// The conditional write that decides who has the activity.
+/// Writes the lock on condition of the ETag.
 async fn lock(
     engine: &Arc<Engine>,
     mut document: ActivityDocument,
@@ -121,7 +125,7 @@ async fn lock(
     lock_timeout: Duration,
     now: Millis,
     deadline: Deadline,
-) -> Result<Locked, StoreError> {
+) -> Result<LockAttempt, StoreError> {
     let token = engine.new_token();
     let until = now.saturating_add(millis(lock_timeout));
     document.claim(&token, until);
@@ -129,18 +133,18 @@ async fn lock(
     let store = &engine.store;
     let written = store.replace_noting_repeats(&partition, &document.id, &document, Some(&etag), deadline).await;
     match written {
-        Ok((WriteOutcome::Done(etag), _)) => Ok(Locked::Ours(Box::new((document, etag, token)))),
+        Ok((WriteOutcome::Done(etag), _)) => Ok(LockAttempt::Claimed(Box::new((document, etag, token)))),
         Ok((WriteOutcome::Refused(_), Applied::No)) => {
             crate::telemetry::claim_race("activity");
-            Ok(Locked::Lost)
+            Ok(LockAttempt::Lost)
         }
-        Ok((WriteOutcome::Refused(_), Applied::Perhaps)) => match look(engine, &document, deadline).await {
+        Ok((WriteOutcome::Refused(_), Applied::Perhaps)) => match read_activity(engine, &document, deadline).await {
             Ok(Some(found)) if found.document.held_by(&token) => {
-                Ok(Locked::Ours(Box::new((found.document, found.etag, token))))
+                Ok(LockAttempt::Claimed(Box::new((found.document, found.etag, token))))
             }
             Ok(_) => {
                 crate::telemetry::claim_race("activity");
-                Ok(Locked::Stale)
+                Ok(LockAttempt::Stale)
             }
             Err(error) => {
                 release_unknown_claim(engine, document, token, etag);
@@ -154,8 +158,8 @@ async fn lock(
     }
 }
 
-/// Gives a claim back whose write may have happened, or may yet happen: until its lock would end, or the document is not the
-/// one any more that the write depends on.
+/// Releases a claim whose write may have happened or may still happen. A task watches the document until the lock would
+/// end, or until the document is no longer the one on which the write depends.
 pub(crate) fn release_unknown_claim(engine: &Arc<Engine>, document: ActivityDocument, token: String, condition: Etag) {
     let (engine_too, until) = (engine.clone(), document.due);
     engine.spawn(async move {
@@ -174,7 +178,7 @@ pub(crate) async fn open(
 ) -> Result<ActivityClaim, StoreError> {
     let until = document.lock.as_ref().map_or(0, |lock| lock.until);
     let item = match payload(engine, &document, deadline).await {
-        Ok(item) => item.ok_or_else(|| "its input is not there".to_owned()),
+        Ok(item) => item.ok_or_else(|| "the document of its input does not exist".to_owned()),
         Err(StoreError::Malformed { detail }) => Err(detail),
         Err(error) => {
             release_claim_later(engine, document, token, until);
@@ -182,35 +186,38 @@ pub(crate) async fn open(
         }
     };
     if until.saturating_sub(engine.now()) < millis(terms.lock_timeout) / 2 {
-        // It took so long that the caller would lose it: it is not counted.
+        // The claim took so long that the caller would lose the lock. It is released without counting an attempt.
         release_claim_later(engine, document, token, until);
-        return Ok(ActivityClaim::Held(engine.now() + 20));
+        return Ok(ActivityClaim::Locked(engine.now() + 20));
     }
     let parsed = item.and_then(|item| serde_json::from_str::<WorkItem>(&item).map_err(|e| e.to_string()));
     let identity = ActivityDocument::identity(&document.id);
     if let Some((execution, id)) = identity {
-        // The turn that scheduled it is there. What is known from before must not be what the activity is told about it.
-        let knows = |known: &Known| known.document.execution == execution && known.document.events.contains(id);
-        if engine.cache.doubt_unless(&document.instance_id, knows) {
-            engine.reads.doubt(&document.instance_id);
+        // The turn that scheduled the activity is committed. A cached history without its event must not be returned to
+        // the activity.
+        let knows = |known: &CachedInstance| {
+            known.document.current.execution == execution && known.document.current.events.contains(id)
+        };
+        if engine.cache.invalidate_unless(&document.instance_id, knows) {
+            engine.reads.invalidate(&document.instance_id);
         }
     }
     let attempts = document.attempts;
     let (partition, id, terms) = (document.instance_id.clone(), document.id.clone(), terms.clone());
-    let here = Some(engine.discovery.here.place(&partition));
-    let state = ActivityState { until, document, etag, identity, closed: false, here };
+    let local = Some(engine.discovery.local_instances.add(&partition));
+    let state = ActivityState { until, document, etag, identity, closed: false, local };
     let handle = ActivityHandle { token: token.clone(), partition, id, terms, state: state.into() };
     engine.activities.insert(token.clone(), Arc::new(handle));
     match parsed {
-        Ok(work_item) => Ok(ActivityClaim::Work(Box::new((work_item, token, attempts)), None)),
+        Ok(work_item) => Ok(ActivityClaim::Claimed(Box::new((work_item, token, attempts)), None)),
         Err(why) => {
-            unreadable::put_off_or_fail(engine, &token, attempts, &why).await;
+            unreadable::delay_or_fail(engine, &token, attempts, &why).await;
             Ok(ActivityClaim::Gone)
         }
     }
 }
 
-/// The work item: in the document, or in one of its own.
+/// The work item, from the activity document or from its payload document.
 async fn payload(
     engine: &Engine,
     document: &ActivityDocument,
@@ -225,7 +232,7 @@ async fn payload(
     Ok(found.map(|found| found.document.item))
 }
 
-/// Gives a claim back in the background: for a caller that went away, or that could not find out what happened to it. Its
+/// Releases a claim in the background, for a caller that has gone away or does not know the outcome of its write. The
 /// lock ends at `until` or earlier.
 pub(crate) fn release_claim_later(engine: &Arc<Engine>, document: ActivityDocument, token: String, until: Millis) {
     let engine_too = engine.clone();
@@ -233,13 +240,13 @@ pub(crate) fn release_claim_later(engine: &Arc<Engine>, document: ActivityDocume
         engine_too.activities.remove(&token);
         let engine = &engine_too;
         match engine.until_released(until, |deadline| release_claim(engine, &document, &token, deadline)).await {
-            Ok(()) => debug!(id = %document.id, "gave an activity back"),
-            Err(error) => warn!(id = %document.id, %error, "an activity could not be given back: its lock expires"),
+            Ok(()) => debug!(id = %document.id, "released an activity"),
+            Err(error) => warn!(id = %document.id, %error, "could not release an activity, its lock will expire"),
         }
     });
 }
 
-/// Gives back an activity of which no more is known than its id and the end of its lock.
+/// Releases an activity of which only the id and the end of its lock are known.
 pub(crate) async fn release_named_claim(
     engine: &Engine,
     partition: &Partition,
@@ -257,11 +264,11 @@ pub(crate) async fn release_named_claim(
         }
     };
     if let Err(error) = engine.until_released(until, release).await {
-        warn!(%id, %error, "an activity could not be given back: its lock expires");
+        warn!(%id, %error, "could not release an activity, its lock will expire");
     }
 }
 
-/// Gives a claim back, uncounted, if its token is still the lock's.
+/// Releases a claim without counting an attempt, if its token still has the lock.
 pub(crate) async fn release_claim(
     engine: &Engine,
     document: &ActivityDocument,
@@ -269,7 +276,9 @@ pub(crate) async fn release_claim(
     deadline: Deadline,
 ) -> Result<(), StoreError> {
     loop {
-        let Some(Versioned { mut document, etag }) = look(engine, document, deadline).await? else { return Ok(()) };
+        let Some(Versioned { mut document, etag }) = read_activity(engine, document, deadline).await? else {
+            return Ok(());
+        };
         if !document.held_by(token) {
             return Ok(());
         }

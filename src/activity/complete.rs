@@ -1,4 +1,4 @@
-//! The end of an activity, and its lock until then.
+//! Completes, releases and renews an activity.
 
 use super::{not_held, session, ActivityHandle, ActivityState};
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
     model::{item, ActivityDocument, DocumentId, Lock, MessageDocument, Operation, Partition},
     queue::{
         activity::InlineNextActivity,
-        turn::{InlineTurnClaim, Kind},
+        turn::{InlineTurnClaim, MessageKind},
     },
     turn::{failure, load, read},
 };
@@ -20,12 +20,13 @@ use duroxide::{
 use std::{sync::Arc, time::Duration};
 use tracing::warn;
 
+/// The activity that this process holds under `token`.
 fn held(engine: &Engine, token: &str, operation: &str) -> Result<Arc<ActivityHandle>, ProviderError> {
     let handle = engine.activities.get(token).map(|entry| entry.value().clone());
     handle.ok_or_else(|| not_held(operation, "Invalid lock token: it is not held here"))
 }
 
-/// Removes the activity and, with it, puts its completion into the orchestration's queue.
+/// Deletes the activity and enqueues its completion to the orchestration.
 pub(crate) async fn complete(
     engine: &Arc<Engine>,
     token: &str,
@@ -38,14 +39,14 @@ pub(crate) async fn complete(
     let handle = held(engine, token, OPERATION)?;
     let mut state = handle.state.lock().await;
     if state.closed || state.until <= engine.now() {
-        // It has run: this process must not give it back, uncounted, when it leaves.
+        // The activity has run. A shutdown of this process must not release it without counting the attempt.
         close(engine, &handle, &mut state);
-        return Err(not_held(OPERATION, "its lock has expired or was given up"));
+        return Err(not_held(OPERATION, "its lock has expired, or an earlier renewal failed"));
     }
     let message = match completion {
         Some(completion) => {
             let mut message = completion_message(engine, &handle, &completion)?;
-            // The member whose turn scheduled it has the instance at hand.
+            // The worker whose turn scheduled the activity probably has the instance in its cache.
             let by = discovery::completion_receiver(engine, state.document.known_by.as_deref());
             message.known_by = by.map(ToOwned::to_owned).or_else(|| engine.discovery.turn_holder_name());
             Some(message)
@@ -54,7 +55,7 @@ pub(crate) async fn complete(
     };
     let outcome = remove(engine, &handle, &mut state, message.as_ref()).await;
     match outcome {
-        Ok(Removed::HandedOver) => {
+        Ok(Removed::TurnClaimed) => {
             close(engine, &handle, &mut state);
             touch_session(engine, &state).await;
             Ok(())
@@ -79,22 +80,24 @@ pub(crate) async fn complete(
     }
 }
 
-/// How the removal of an activity ended.
+/// How the deletion of an activity ended.
 enum Removed {
-    /// It is gone; the ETag of its completion where the service said so.
-    /// And the next activity, which was claimed with it, with its ETag where that is known.
+    /// The activity is deleted. The first ETag is that of its completion, if Cosmos DB returned it. The second part is
+    /// the next activity that the same batch claimed, with its ETag if that is known.
     Done(Option<Etag>, Option<(Box<InlineNextActivity>, Option<Etag>)>),
-    /// It is gone, and whoever waited for its orchestration's turn has it.
-    HandedOver,
-    /// It was cancelled, or somebody else has it.
+    /// The activity is deleted, and the same batch claimed the orchestration's turn for a waiting dispatcher.
+    TurnClaimed,
+    /// The activity was cancelled, or another worker holds it.
     NotOurs,
 }
 
+/// Ends the use of a token.
 fn close(engine: &Engine, handle: &ActivityHandle, state: &mut ActivityState) {
     state.close();
     engine.activities.remove(&handle.token);
 }
 
+/// The message that reports the completion. A result that is too large becomes a failure of the activity.
 fn completion_message(
     engine: &Engine,
     handle: &ActivityHandle,
@@ -114,12 +117,12 @@ fn completion_message(
     let Some(failure) = too_large(completion, bytes, limit) else {
         return Err(refuse(format!("{kind} for {instance:?} has {bytes} bytes, but the limit is {limit}")));
     };
-    warn!(instance_id = instance, bytes, limit, "an activity's result is too large: the activity has failed");
+    warn!(instance_id = instance, bytes, limit, "an activity's result is too large, so the activity fails");
     completion_message(engine, handle, &failure)
 }
 
-/// The failure of an activity whose result can't be stored. A refusal would make the runtime run the activity again, with the
-/// same result, until it is poisoned.
+/// The failure of an activity whose result cannot be stored. If the provider returned an error instead, the runtime
+/// would run the activity again, with the same result, until it is poisoned.
 fn too_large(completion: &WorkItem, bytes: usize, limit: usize) -> Option<WorkItem> {
     let WorkItem::ActivityCompleted { instance, execution_id, id, .. } = completion else { return None };
     let message =
@@ -128,83 +131,92 @@ fn too_large(completion: &WorkItem, bytes: usize, limit: usize) -> Option<WorkIt
     Some(WorkItem::ActivityFailed { instance: instance.clone(), execution_id: *execution_id, id: *id, details })
 }
 
-/// One batch that removes the activity, its payload, and creates the completion.
+/// Deletes the activity and its payload, and creates the completion.
 async fn remove(
     engine: &Arc<Engine>,
     handle: &ActivityHandle,
     state: &mut ActivityState,
     message: Option<&MessageDocument>,
 ) -> Result<Removed, StoreError> {
-    let here = message.filter(|m| m.instance_id == handle.partition);
-    let mut with_payload = state.document.has_payload_document();
-    let mut attached = AttachedClaim::new(engine, handle, state, here);
-    let (etag, next) = loop {
-        let deadline = engine.deadline_at(state.until);
-        let mut operations = vec![Operation::delete(state.document.id.clone(), Some(&state.etag))];
-        if let Some(message) = here.filter(|_| !attached.has_inlined()) {
-            operations.push(Operation::create(message)?);
-        }
-        if with_payload {
-            operations.push(Operation::delete(ActivityDocument::payload_id(&state.document.id), None));
-        }
-        let plain = operations.len();
-        operations.extend(attached.operation()?);
-        let sent = engine.store.batch(&handle.partition, &operations, attached.deadline(deadline)).await;
-        if sent.is_err() && !attached.is_nothing() && !deadline.passed() {
-            // The plain way finds out what has happened; what was claimed, if it was, is given back.
-            attached = AttachedClaim::Nothing;
-            continue;
-        }
-        match sent? {
-            BatchOutcome::Committed(committed) => {
-                let (etag, claimed) = (committed.etag(1).cloned(), committed.etag(plain).cloned());
-                match attached {
-                    AttachedClaim::Nothing => break (etag, None),
-                    AttachedClaim::InlineNextActivity(next) => break (etag, Some((next, claimed))),
-                    AttachedClaim::Turn(offer) => {
-                        let created = !offer.has_inlined();
-                        offer.done(etag.filter(|_| created), claimed);
-                        return Ok(Removed::HandedOver);
-                    }
-                }
-            }
-            BatchOutcome::RolledBack(back) if back.index == plain && matches!(back.status, 404 | 412) => {
-                attached.refused();
-                attached = AttachedClaim::Nothing;
-            }
-            BatchOutcome::RolledBack(back) if back.index == plain - 1 && with_payload && back.status == 404 => {
-                with_payload = false;
-            }
-            BatchOutcome::RolledBack(_) => match verify(engine, handle, state, here, deadline).await? {
-                CompletionCheck::Done => match attached {
-                    AttachedClaim::Nothing => break (None, None),
-                    AttachedClaim::InlineNextActivity(next) => break (None, Some((next, None))),
-                    AttachedClaim::Turn(offer) => {
-                        offer.look();
-                        return Ok(Removed::HandedOver);
-                    }
-                },
-                CompletionCheck::StillOurs => {}
-                CompletionCheck::Lost => return Ok(Removed::NotOurs),
-            },
-        }
+    let local = message.filter(|m| m.instance_id == handle.partition);
+    let (etag, next) = match remove_in_partition(engine, handle, state, local).await? {
+        Removed::Done(etag, next) => (etag, next),
+        other => return Ok(other),
     };
-    // A completion for another instance can't go in the same batch; its queue gets it right after.
+    // A completion to another instance cannot be part of the same batch, so it is enqueued right afterwards.
     if let Some(message) = message.filter(|m| m.instance_id != handle.partition) {
         let deadline = engine.deadline();
         engine.store.create(&message.instance_id, &message.id, message, deadline).await?;
         return Ok(Removed::Done(None, next));
     }
-    Ok(Removed::Done(etag.filter(|_| here.is_some()), next))
+    Ok(Removed::Done(etag.filter(|_| local.is_some()), next))
 }
 
-/// What is claimed by the batch that ends an activity.
+/// Sends one batch that deletes the activity and creates the completion, until its outcome is known. The batch also
+/// makes an inline claim, if one is possible.
+async fn remove_in_partition(
+    engine: &Arc<Engine>,
+    handle: &ActivityHandle,
+    state: &mut ActivityState,
+    message: Option<&MessageDocument>,
+) -> Result<Removed, StoreError> {
+    let mut with_payload = state.document.has_payload_document();
+    let mut attached = AttachedClaim::new(engine, handle, state, message);
+    loop {
+        let deadline = engine.deadline_at(state.until);
+        let mut operations = removal(state, message.filter(|_| !attached.has_inlined()), with_payload)?;
+        let claim_index = operations.len();
+        operations.extend(attached.operation()?);
+        let sent = engine.store.batch(&handle.partition, &operations, attached.deadline(deadline)).await;
+        if sent.is_err() && !attached.is_nothing() && !deadline.passed() {
+            // The next batch, without a claim, finds out the outcome. Dropping the claim releases it if it was made.
+            attached = AttachedClaim::Nothing;
+            continue;
+        }
+        match sent? {
+            BatchOutcome::Committed(committed) => {
+                let (etag, claim_etag) = (committed.etag(1).cloned(), committed.etag(claim_index).cloned());
+                return Ok(attached.committed(etag, claim_etag));
+            }
+            BatchOutcome::RolledBack(back) if back.index == claim_index && matches!(back.status, 404 | 412) => {
+                attached.refused();
+                attached = AttachedClaim::Nothing;
+            }
+            BatchOutcome::RolledBack(back) if back.index == claim_index - 1 && with_payload && back.status == 404 => {
+                with_payload = false;
+            }
+            BatchOutcome::RolledBack(_) => match verify(engine, handle, state, message, deadline).await? {
+                CompletionCheck::Done => return Ok(attached.committed_without_answer()),
+                CompletionCheck::StillOurs => {}
+                CompletionCheck::Lost => return Ok(Removed::NotOurs),
+            },
+        }
+    }
+}
+
+/// The operations that delete the activity and its payload and create the completion. The payload comes last.
+fn removal(
+    state: &ActivityState,
+    message: Option<&MessageDocument>,
+    with_payload: bool,
+) -> Result<Vec<Operation>, StoreError> {
+    let mut operations = vec![Operation::delete(state.document.id.clone(), Some(&state.etag))];
+    if let Some(message) = message {
+        operations.push(Operation::create(message)?);
+    }
+    if with_payload {
+        operations.push(Operation::delete(ActivityDocument::payload_id(&state.document.id), None));
+    }
+    Ok(operations)
+}
+
+/// The inline claim in the batch that completes an activity.
 enum AttachedClaim {
     Nothing,
-    /// The turn of its orchestration.
+    /// The turn of the activity's orchestration.
     Turn(Box<InlineTurnClaim>),
     /// The next activity for the same worker.
-    InlineNextActivity(Box<InlineNextActivity>),
+    NextActivity(Box<InlineNextActivity>),
 }
 
 impl AttachedClaim {
@@ -214,19 +226,47 @@ impl AttachedClaim {
         state: &ActivityState,
         message: Option<&MessageDocument>,
     ) -> Self {
-        // Who has the instance at hand is told.
+        // If another worker probably has the instance in its cache, that worker gets a wake-up instead.
         let is_ours = discovery::completion_receiver(engine, state.document.known_by.as_deref()).is_none();
-        let turn = message.filter(|_| is_ours).and_then(|message| InlineTurnClaim::new(engine, message, Kind::End));
+        let turn = message
+            .filter(|_| is_ours)
+            .and_then(|message| InlineTurnClaim::new(engine, message, MessageKind::Completion));
         match turn {
             Some(turn) => Self::Turn(Box::new(turn)),
-            None => InlineNextActivity::new(engine, handle)
-                .map_or(Self::Nothing, |next| Self::InlineNextActivity(Box::new(next))),
+            None => {
+                InlineNextActivity::new(engine, handle).map_or(Self::Nothing, |next| Self::NextActivity(Box::new(next)))
+            }
         }
     }
 
-    /// Whether the completion goes with the claim.
+    /// The batch succeeded and returned these ETags of the completion and of the claimed document.
+    fn committed(self, etag: Option<Etag>, claim_etag: Option<Etag>) -> Removed {
+        match self {
+            Self::Nothing => Removed::Done(etag, None),
+            Self::NextActivity(next) => Removed::Done(etag, Some((next, claim_etag))),
+            Self::Turn(claim) => {
+                let created = !claim.has_inlined();
+                claim.done(etag.filter(|_| created), claim_etag);
+                Removed::TurnClaimed
+            }
+        }
+    }
+
+    /// The batch succeeded, but its answer was lost.
+    fn committed_without_answer(self) -> Removed {
+        match self {
+            Self::Nothing => Removed::Done(None, None),
+            Self::NextActivity(next) => Removed::Done(None, Some((next, None))),
+            Self::Turn(claim) => {
+                claim.verify_later();
+                Removed::TurnClaimed
+            }
+        }
+    }
+
+    /// Whether the claim inlines the completion into the instance document.
     fn has_inlined(&self) -> bool {
-        matches!(self, Self::Turn(offer) if offer.has_inlined())
+        matches!(self, Self::Turn(claim) if claim.has_inlined())
     }
 
     fn is_nothing(&self) -> bool {
@@ -236,36 +276,38 @@ impl AttachedClaim {
     fn operation(&mut self) -> Result<Option<Operation>, StoreError> {
         match self {
             Self::Nothing => Ok(None),
-            Self::Turn(offer) => offer.operation().map(Some),
-            Self::InlineNextActivity(next) => next.operation().map(Some),
+            Self::Turn(claim) => claim.operation().map(Some),
+            Self::NextActivity(next) => next.operation().map(Some),
         }
     }
 
     fn deadline(&self, deadline: Deadline) -> Deadline {
         match self {
             Self::Nothing => deadline,
-            Self::Turn(offer) => offer.deadline(deadline),
-            Self::InlineNextActivity(next) => next.deadline(deadline),
+            Self::Turn(claim) => claim.deadline(deadline),
+            Self::NextActivity(next) => next.deadline(deadline),
         }
     }
 
+    /// The batch failed because of the claim.
     fn refused(self) {
         match self {
             Self::Nothing => {}
-            Self::Turn(offer) => offer.refused(),
-            Self::InlineNextActivity(next) => next.refused(),
+            Self::Turn(claim) => claim.refused(),
+            Self::NextActivity(next) => next.refused(),
         }
     }
 }
 
+/// The outcome of a completion, as reads show it.
 enum CompletionCheck {
     Done,
     StillOurs,
     Lost,
 }
 
-/// Reads whether the batch happened: the completion is there, or the history has it already. An inlined one may be written out, and
-/// either may be consumed, between two looks, so they are looked for in this order.
+/// Reads whether the batch happened: the completion is inlined, it is in the queue, or the history has it. Between two
+/// reads an inlined message may become a document, and a turn may consume either. So the reads are in this order.
 async fn verify(
     engine: &Arc<Engine>,
     handle: &ActivityHandle,
@@ -273,7 +315,7 @@ async fn verify(
     message: Option<&MessageDocument>,
     deadline: Deadline,
 ) -> Result<CompletionCheck, StoreError> {
-    if let Some(found) = look(engine, &handle.partition, &state.document.id, deadline).await? {
+    if let Some(found) = read_activity(engine, &handle.partition, &state.document.id, deadline).await? {
         if !found.document.held_by(&handle.token) {
             return Ok(CompletionCheck::Lost);
         }
@@ -282,7 +324,7 @@ async fn verify(
         return Ok(CompletionCheck::StillOurs);
     }
     let Some(message) = message else {
-        // Removed without a completion: whoever did it, it is as was asked.
+        // The activity was to be deleted without a completion, and it is deleted.
         return Ok(CompletionCheck::Done);
     };
     let instance = engine.read_latest(&handle.partition, deadline).await?;
@@ -297,7 +339,7 @@ async fn verify(
     Ok(CompletionCheck::Lost)
 }
 
-/// Whether the orchestration's history has this activity's completion.
+/// Whether the orchestration's history has the completion of this activity.
 async fn consumed(
     engine: &Arc<Engine>,
     handle: &ActivityHandle,
@@ -313,7 +355,8 @@ async fn consumed(
     }))
 }
 
-async fn look(
+/// Reads the activity document where writes go.
+async fn read_activity(
     engine: &Engine,
     partition: &Partition,
     id: &DocumentId,
@@ -322,13 +365,15 @@ async fn look(
     engine.store.read(partition, id, Freshness::Authoritative, deadline).await
 }
 
-/// Extends the lock of an activity from now. Trouble is ridden out: any error would cancel the activity.
+/// Extends the lock of an activity from now. It retries as long as the lock lasts, because any error makes the runtime
+/// cancel the activity.
 pub(crate) async fn renew(engine: &Arc<Engine>, token: &str, extend_for: Duration) -> Result<(), ProviderError> {
     const OPERATION: &str = "renew_work_item_lock";
     let handle = held(engine, token, OPERATION)?;
     let mut state = handle.state.lock().await;
     if state.closed || state.until <= engine.now() {
-        // The runtime cancels the activity now and removes it without a completion: refused, also if the clock is set back.
+        // The runtime now cancels the activity and then deletes it without a completion. The provider refuses that ack,
+        // even if the clock moves back.
         state.close();
         return Err(not_held(OPERATION, "its lock has expired"));
     }
@@ -349,7 +394,8 @@ pub(crate) async fn renew(engine: &Arc<Engine>, token: &str, extend_for: Duratio
             Err(not_held(OPERATION, "it was cancelled, or its lock was taken over"))
         }
         Err(error) => {
-            // The runtime cancels the activity now and removes it without a completion: that must not happen.
+            // The runtime now cancels the activity and then deletes it without a completion. The provider must refuse
+            // that ack.
             state.close();
             Err(error.into_provider_error(OPERATION))
         }
@@ -390,7 +436,7 @@ pub(crate) async fn abandon(
     }
 }
 
-/// Changes the activity's document as long as our token is in it; `false` where it is not.
+/// Changes the activity document while our token holds its lock. Returns `false` if it does not.
 async fn rewrite(
     engine: &Engine,
     handle: &ActivityHandle,
@@ -408,7 +454,7 @@ async fn rewrite(
             state.etag = etag;
             return Ok(true);
         }
-        let Some(found) = look(engine, &handle.partition, &id, deadline).await? else { return Ok(false) };
+        let Some(found) = read_activity(engine, &handle.partition, &id, deadline).await? else { return Ok(false) };
         let same = found.document.lock == next.lock && found.document.due == next.due;
         if !same && !found.document.held_by(&handle.token) {
             return Ok(false);
@@ -416,16 +462,16 @@ async fn rewrite(
         state.document = found.document;
         state.etag = found.etag;
         if same {
-            // The change was made with its answer lost.
+            // The write happened, and its answer was lost.
             return Ok(true);
         }
     }
 }
 
-/// The session of an activity that was renewed or completed is in use.
+/// Records that the session of a renewed or completed activity is in use.
 async fn touch_session(engine: &Engine, state: &ActivityState) {
     let Some(session_id) = &state.document.session_id else { return };
     if let Err(error) = session::touch(engine, session_id, engine.deadline()).await {
-        warn!(session_id, %error, "the session's last activity could not be written");
+        warn!(session_id, %error, "could not record the last activity of a session");
     }
 }

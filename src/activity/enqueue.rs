@@ -9,7 +9,7 @@ use crate::{
 use duroxide::providers::{ProviderError, WorkItem};
 use std::sync::Arc;
 
-/// Puts an activity into the worker queue.
+/// Enqueues an activity.
 pub(crate) async fn enqueue(engine: &Arc<Engine>, work_item: &WorkItem) -> Result<(), ProviderError> {
     const OPERATION: &str = "enqueue_for_worker";
     let refuse = |why: String| ProviderError::permanent(OPERATION, why);
@@ -43,21 +43,23 @@ pub(crate) async fn enqueue(engine: &Arc<Engine>, work_item: &WorkItem) -> Resul
                 return Ok(());
             }
             BatchOutcome::RolledBack(back) if back.status == 409 => {
-                if is_ours(engine, &document).await.map_err(failed)? {
+                if is_own(engine, &document).await.map_err(failed)? {
                     discovery::activity_written(engine, document).await;
                     return Ok(());
                 }
-                // The same activity is queued already: both run, as they would in any queue.
+                // The same activity is already queued. Both run, as in any queue.
                 let again = engine.new_token();
                 document_id = DocumentId::new("w", &[&execution_id.to_string(), &id.to_string(), &again]);
             }
-            BatchOutcome::RolledBack(back) => return Err(refuse(format!("the activity was answered {}", back.status))),
+            BatchOutcome::RolledBack(back) => {
+                return Err(refuse(format!("Cosmos DB answered {} for the activity", back.status)));
+            }
         }
     }
 }
 
-/// Whether the activity that is there is the one that this call wrote, its answer lost.
-async fn is_ours(engine: &Engine, document: &ActivityDocument) -> Result<bool, StoreError> {
+/// Whether this call wrote the existing activity, and only its answer was lost.
+async fn is_own(engine: &Engine, document: &ActivityDocument) -> Result<bool, StoreError> {
     let freshness = Freshness::Authoritative;
     let found = engine
         .store

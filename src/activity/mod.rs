@@ -1,8 +1,10 @@
-//! An activity: claimed, completed, released, renewed. And the sessions that bind activities to a worker.
+//! Activities: claim, completion, release and renewal. Also the sessions that bind activities to a worker.
 //!
-//! Invariants: every write is conditional on the activity's document as this token last wrote it; the completion is created
-//! in the batch that deletes the activity, so that neither can be without the other; a cancelled activity's document is
-//! gone, and whoever renews or completes it is told so.
+//! Invariants:
+//!
+//! - Every write is conditional on the activity document as this token last wrote it.
+//! - The batch that deletes the activity creates its completion, so neither exists without the other.
+//! - The document of a cancelled activity is deleted. A worker that renews or completes it gets an error.
 
 pub(crate) mod claim;
 pub(crate) mod complete;
@@ -23,28 +25,28 @@ pub(crate) struct ActivityHandle {
     pub(crate) token: String,
     pub(crate) partition: Partition,
     pub(crate) id: DocumentId,
-    /// How the worker that has it claims: it comes back for the next when this one has ended.
+    /// How its worker claims. A patient worker fetches again when this activity has ended.
     pub(crate) terms: FetchTerms<ActivityFilter>,
     pub(crate) state: tokio::sync::Mutex<ActivityState>,
 }
 
-/// What is known of an activity that is under way.
+/// The state of an activity in progress.
 pub(crate) struct ActivityState {
     pub(crate) document: ActivityDocument,
     pub(crate) etag: Etag,
     pub(crate) until: Millis,
-    /// The activity's execution and id, for finding out whether it was completed.
+    /// The activity's execution and id, which tell whether the history has its completion.
     pub(crate) identity: Option<(u64, u64)>,
-    /// Completed, released, cancelled or lost.
+    /// The activity is completed, released, cancelled or lost.
     pub(crate) closed: bool,
-    /// Until it is closed.
-    pub(crate) here: Option<LocalActivity>,
+    /// Marks the instance as local until the activity is closed.
+    pub(crate) local: Option<LocalActivity>,
 }
 
 impl ActivityState {
     pub(crate) fn close(&mut self) {
         self.closed = true;
-        self.here = None;
+        self.local = None;
     }
 }
 

@@ -1,8 +1,8 @@
-//! The configuration that the environment describes.
+//! Reads a configuration from environment variables.
 //!
-//! Variables are read through a lookup, so that nothing here depends on the process. The choice of a credential has an
-//! order and a reason; what contradicts itself is refused rather than resolved by that order, because the loser might
-//! be the one that was meant.
+//! The module reads variables through a lookup function, so that it does not depend on the process. The variables
+//! select a credential in a fixed order, and the log shows the reason. Contradictory variables are an error, because
+//! the variable that the order ignores may be the intended one.
 
 use azure_core::credentials::Secret;
 
@@ -24,42 +24,42 @@ const CLIENT_SECRET: &str = "AZURE_CLIENT_SECRET";
 const TOKEN_FILE: &str = "AZURE_FEDERATED_TOKEN_FILE";
 const AUTHORITY_HOST: &str = "AZURE_AUTHORITY_HOST";
 const TOKEN_SCOPE: &str = "AZURE_COSMOS_AAD_SCOPE_OVERRIDE";
-/// Set by App Service, Functions and Container Apps.
+/// App Service, Functions and Container Apps set this variable.
 const IDENTITY_ENDPOINT: &str = "IDENTITY_ENDPOINT";
-/// Its older name, still set by some hosts.
+/// The older name of `IDENTITY_ENDPOINT`. Some hosts still set it.
 const MSI_ENDPOINT: &str = "MSI_ENDPOINT";
 
 /// Reads and validates a configuration.
 pub(super) fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<CosmosDBProviderConfig, ConfigError> {
     let variables = Variables { lookup };
     let mut problems = Problems::default();
-    let chosen = problems.keep(variables.credential());
+    let selected = problems.collect(variables.credential());
     let mut config = CosmosDBProviderConfig {
-        endpoint: problems.keep(variables.endpoint()).flatten(),
-        credential: chosen.as_ref().map(|chosen| chosen.credential.clone()),
+        endpoint: problems.collect(variables.endpoint()).flatten(),
+        credential: selected.as_ref().map(|selected| selected.credential.clone()),
         token_scope: variables.get(TOKEN_SCOPE),
-        create_if_missing: problems.keep(variables.create_if_missing()).flatten(),
-        throughput: problems.keep(variables.throughput()).unwrap_or_default(),
+        create_if_missing: problems.collect(variables.create_if_missing()).flatten(),
+        throughput: problems.collect(variables.throughput()).unwrap_or_default(),
         ..CosmosDBProviderConfig::default()
     };
-    config.cloud = problems.keep(variables.cloud(&config)).unwrap_or_default();
+    config.cloud = problems.collect(variables.cloud(&config)).unwrap_or_default();
     config.database = variables.get(DATABASE).unwrap_or(config.database);
     config.container = variables.get(CONTAINER).unwrap_or(config.container);
-    config = config.with_preferred_regions(problems.keep(variables.regions()).unwrap_or_default());
+    config = config.with_preferred_regions(problems.collect(variables.regions()).unwrap_or_default());
 
     problems.into_result()?;
     config.validate()?;
-    if let Some(chosen) = chosen {
+    if let Some(selected) = selected {
         tracing::info!(
-            credential = %chosen.credential.kind(),
-            reason = chosen.reason,
-            "chose how to sign in to Cosmos DB"
+            credential = %selected.credential.kind(),
+            reason = selected.reason,
+            "selected the credential for Cosmos DB"
         );
     }
     Ok(config)
 }
 
-/// The names that `COSMOS_CREDENTIAL` takes.
+/// The values of `COSMOS_CREDENTIAL`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Choice {
     Key,
@@ -89,7 +89,7 @@ impl Choice {
         })
     }
 
-    /// The only variable with an account secret that goes with this choice.
+    /// The variable with the account secret of this choice. All other secrets contradict it.
     fn own_secret(self) -> Option<&'static str> {
         match self {
             Self::Key => Some(KEY),
@@ -99,8 +99,8 @@ impl Choice {
     }
 }
 
-/// A credential, and why this one.
-struct Chosen {
+/// A credential, and the reason for its choice.
+struct Selection {
     credential: Credential,
     reason: &'static str,
 }
@@ -110,7 +110,7 @@ struct Variables<F> {
 }
 
 impl<F: Fn(&str) -> Option<String>> Variables<F> {
-    /// A variable's value; one that is empty or blank is not set.
+    /// The value of a variable. An empty or blank variable counts as not set.
     fn get(&self, name: &str) -> Option<String> {
         let value = (self.lookup)(name)?;
         let value = value.trim();
@@ -131,11 +131,11 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         }
     }
 
-    fn credential(&self) -> Result<Chosen, ConfigError> {
+    fn credential(&self) -> Result<Selection, ConfigError> {
         let explicit = self.get(CREDENTIAL).map(|text| Choice::parse(&text)).transpose()?;
         self.refuse_contradicting_secrets(explicit)?;
         let (choice, reason) = match explicit {
-            Some(choice) => (choice, "COSMOS_CREDENTIAL names it"),
+            Some(choice) => (choice, "COSMOS_CREDENTIAL selects it"),
             None => self.implied_choice(),
         };
         let credential = match choice {
@@ -146,7 +146,7 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
             Choice::ClientSecret => self.client_secret(reason),
             Choice::DeveloperTools => Ok(Credential::DeveloperTools),
         }?;
-        Ok(Chosen { credential, reason })
+        Ok(Selection { credential, reason })
     }
 
     fn implied_choice(&self) -> (Choice, &'static str) {
@@ -169,20 +169,20 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         )
     }
 
-    /// A key beside another way to sign in: either may be a leftover, and only the user knows which.
+    /// Refuses an account secret beside another credential. Either may be a leftover, and only the user knows which.
     fn refuse_contradicting_secrets(&self, explicit: Option<Choice>) -> Result<(), ConfigError> {
         let secrets: Vec<_> = [KEY, CONNECTION_STRING].into_iter().filter(|name| self.is_set(name)).collect();
         match explicit {
             None if secrets.len() > 1 => Err(ConfigError::contradiction(
                 secrets,
-                "set only one of them; a connection string holds a key already",
+                "set only one of them, because a connection string contains a key",
             )),
             Some(choice) if secrets.iter().any(|name| choice.own_secret() != Some(name)) => {
                 let own = choice.own_secret();
                 let foreign = secrets.into_iter().filter(|name| own != Some(name));
                 Err(ConfigError::contradiction(
                     [CREDENTIAL].into_iter().chain(foreign).collect(),
-                    "unset what COSMOS_CREDENTIAL doesn't name, or unset COSMOS_CREDENTIAL",
+                    "unset the variables that COSMOS_CREDENTIAL does not select, or unset COSMOS_CREDENTIAL",
                 ))
             }
             _ => Ok(()),
@@ -191,13 +191,13 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
 
     #[cfg(feature = "key_auth")]
     fn key(&self) -> Result<Credential, ConfigError> {
-        let [key] = self.all([KEY], "COSMOS_CREDENTIAL names it")?;
+        let [key] = self.all([KEY], "COSMOS_CREDENTIAL selects it")?;
         Ok(Credential::account_key(key))
     }
 
     #[cfg(feature = "key_auth")]
     fn connection_string(&self) -> Result<Credential, ConfigError> {
-        let [text] = self.all([CONNECTION_STRING], "COSMOS_CREDENTIAL names it")?;
+        let [text] = self.all([CONNECTION_STRING], "COSMOS_CREDENTIAL selects it")?;
         Credential::connection_string(&text)
     }
 
@@ -234,7 +234,7 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         Ok(Credential::client_secret(tenant_id, client_id, Secret::new(secret)))
     }
 
-    /// All of these variables, or one error that names those that are missing and why they are needed.
+    /// The values of these variables, or one error that names the missing ones and the reason for needing them.
     fn all<const N: usize>(&self, names: [&'static str; N], reason: &str) -> Result<[String; N], ConfigError> {
         let missing: Vec<_> = names.into_iter().filter(|name| !self.is_set(name)).collect();
         if missing.is_empty() {
@@ -243,13 +243,13 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         Err(ConfigError::missing(
             missing,
             format!(
-                "this way to sign in ({reason}) needs {}; or choose another with COSMOS_CREDENTIAL",
+                "the selected credential ({reason}) needs {}. To select another, set COSMOS_CREDENTIAL",
                 names.join(", ")
             ),
         ))
     }
 
-    /// The cloud that `AZURE_AUTHORITY_HOST` names, unless the endpoint says that it can't be.
+    /// The cloud of `AZURE_AUTHORITY_HOST`. An error if the endpoint is in another cloud.
     fn cloud(&self, config: &CosmosDBProviderConfig) -> Result<Cloud, ConfigError> {
         let uses_key = config.credential().is_some_and(Credential::is_key);
         let Some(authority_host) = self.get(AUTHORITY_HOST).filter(|_| !uses_key) else {
@@ -258,11 +258,11 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         let named = Cloud::from_authority_host(&authority_host)?;
         let endpoint = config.endpoint().and_then(|text| endpoint::parse(text).ok());
         match endpoint.as_ref().and_then(Cloud::of_account) {
-            // An authority that we don't know may serve any cloud.
+            // An unknown authority may serve any cloud.
             Some(cloud) if cloud != named && !matches!(named, Cloud::Custom { .. }) => Err(ConfigError::contradiction(
                 vec![ENDPOINT, AUTHORITY_HOST],
-                "the account and the authority are in different clouds; correct one, or unset AZURE_AUTHORITY_HOST to \
-                 go by the endpoint",
+                "the account and the authority are in different clouds: correct one, or unset AZURE_AUTHORITY_HOST to \
+                 use the cloud of the endpoint",
             )),
             _ => Ok(named),
         }
@@ -315,8 +315,8 @@ mod tests {
         })
     }
 
-    /// The kind of credential chosen for the usual account and these variables.
-    fn chosen(variables: &[(&str, &str)]) -> String {
+    /// The kind of credential that these variables select for the usual account.
+    fn selected(variables: &[(&str, &str)]) -> String {
         let config = from(&[&[ACCOUNT], variables].concat());
         config.unwrap().credential_kind()
     }
@@ -338,12 +338,12 @@ mod tests {
 
     #[cfg(feature = "key_auth")]
     #[test]
-    fn a_key_or_a_connection_string_is_used_where_there_is_one() {
-        assert_eq!(chosen(&[(KEY, SECRET)]), "account key");
-        assert_eq!(chosen(&[(KEY, SECRET), (CREDENTIAL, "key")]), "account key");
+    fn a_key_or_a_connection_string_is_used_if_it_is_set() {
+        assert_eq!(selected(&[(KEY, SECRET)]), "account key");
+        assert_eq!(selected(&[(KEY, SECRET), (CREDENTIAL, "key")]), "account key");
         let from_string = "account key from a connection string";
-        assert_eq!(chosen(&[(CONNECTION_STRING, STRING)]), from_string);
-        assert_eq!(chosen(&[(CONNECTION_STRING, STRING), (CREDENTIAL, "connection-string")]), from_string);
+        assert_eq!(selected(&[(CONNECTION_STRING, STRING)]), from_string);
+        assert_eq!(selected(&[(CONNECTION_STRING, STRING), (CREDENTIAL, "connection-string")]), from_string);
         let alone = from(&[(CONNECTION_STRING, STRING)]).unwrap();
         assert_eq!(alone.endpoint(), Some(ACCOUNT.1));
         assert!(alone.create_if_missing());
@@ -353,10 +353,10 @@ mod tests {
     #[test]
     fn a_key_is_preferred_to_an_identity_that_the_host_offers() {
         let offered = [(KEY, SECRET), (TOKEN_FILE, "/t"), (IDENTITY_ENDPOINT, "http://x")];
-        assert_eq!(chosen(&offered), "account key");
-        // Keys need no authority, so that one of another cloud is no contradiction.
+        assert_eq!(selected(&offered), "account key");
+        // Keys need no authority, so the authority of another cloud is no contradiction.
         let authority = (AUTHORITY_HOST, "https://login.chinacloudapi.cn");
-        assert_eq!(chosen(&[(KEY, SECRET), authority]), "account key");
+        assert_eq!(selected(&[(KEY, SECRET), authority]), "account key");
     }
 
     #[cfg(not(feature = "key_auth"))]
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_entra_credential_that_the_environment_points_to_is_chosen() {
+    fn the_first_entra_credential_of_the_environment_is_selected() {
         let everything = [
             (TENANT_ID, "t"),
             (CLIENT_ID, "c"),
@@ -383,8 +383,8 @@ mod tests {
             (MSI_ENDPOINT, "http://x"),
         ];
         let without = |names: &[&str]| -> String {
-            let kept: Vec<_> = everything.into_iter().filter(|(name, _)| !names.contains(name)).collect();
-            chosen(&kept)
+            let remaining: Vec<_> = everything.into_iter().filter(|(name, _)| !names.contains(name)).collect();
+            selected(&remaining)
         };
         assert_eq!(without(&[]), "workload identity (client id c)");
         assert_eq!(without(&[TOKEN_FILE]), "client secret (tenant t, client id c)");
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn an_explicit_choice_beats_what_the_environment_points_to() {
+    fn an_explicit_choice_has_priority_over_the_environment() {
         let pod = [(TENANT_ID, "t"), (CLIENT_ID, "c"), (TOKEN_FILE, "/token"), (CLIENT_SECRET, SECRET)];
         for (name, kind) in [
             ("managed_identity", "managed identity (user-assigned, client id c)"),
@@ -408,9 +408,9 @@ mod tests {
             ("CLIENT_SECRET", "client secret (tenant t, client id c)"),
             ("developer_tools", "developer tools (az or azd)"),
         ] {
-            assert_eq!(chosen(&[&pod[..], &[(CREDENTIAL, name)]].concat()), kind);
+            assert_eq!(selected(&[&pod[..], &[(CREDENTIAL, name)]].concat()), kind);
         }
-        assert_eq!(chosen(&[(CREDENTIAL, "managed_identity")]), "managed identity (system-assigned)");
+        assert_eq!(selected(&[(CREDENTIAL, "managed_identity")]), "managed identity (system-assigned)");
         let unknown = problem(&[ACCOUNT, (CREDENTIAL, SECRET)]);
         assert_names(&unknown, &[CREDENTIAL, "workload_identity", "developer_tools"]);
     }
@@ -436,14 +436,14 @@ mod tests {
             (THROUGHPUT, ""),
             (CREATE_IF_MISSING, ""),
         ];
-        assert_eq!(chosen(&variables), "developer tools (az or azd)");
+        assert_eq!(selected(&variables), "developer tools (az or azd)");
         let config = from(&[&[ACCOUNT], &variables[..]].concat()).unwrap();
         assert_eq!(config.database(), "duroxide");
         assert_names(&problem(&[(ENDPOINT, " ")]), &[ENDPOINT]);
     }
 
     #[test]
-    fn a_key_beside_another_way_to_sign_in_is_refused() {
+    fn a_key_beside_another_credential_is_refused() {
         let key = (KEY, SECRET);
         let string = (CONNECTION_STRING, SECRET);
         assert_names(&problem(&[ACCOUNT, key, string]), &[KEY, CONNECTION_STRING]);
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_missing_is_named_in_one_error() {
+    fn one_error_names_all_missing_variables() {
         let nothing = problem(&[]);
         assert_names(&nothing, &[ENDPOINT, CONNECTION_STRING]);
 
@@ -542,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn the_authority_host_tells_the_cloud_where_the_endpoint_agrees() {
+    fn the_authority_host_selects_the_cloud_if_the_endpoint_agrees() {
         let cloud = |endpoint: &str, authority: &str| {
             from(&[(ENDPOINT, endpoint), (AUTHORITY_HOST, authority)]).map(|config| config.cloud().clone())
         };

@@ -1,31 +1,38 @@
-//! What the provider has asked of the service, and what it cost.
+//! Counts requests and request units by kind of operation.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The kinds of operation that are told apart in [`RequestStatistics`].
+/// The kinds of operation that [`RequestStatistics`] distinguishes.
+///
+/// ```
+/// use duroxide_cosmos::OperationKind;
+///
+/// let names: Vec<&str> = OperationKind::ALL.iter().map(|kind| kind.as_str()).collect();
+/// assert_eq!(names[..3], ["create", "read", "replace"]);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum OperationKind {
-    /// A document created.
+    /// Creates a document.
     Create,
-    /// A document read by its id.
+    /// Reads a document by its id.
     Read,
-    /// A document replaced.
+    /// Replaces a document.
     Replace,
-    /// A document created or replaced.
+    /// Creates or replaces a document.
     Upsert,
-    /// A document deleted.
+    /// Deletes a document.
     Delete,
-    /// A query inside one logical partition.
+    /// Queries one logical partition.
     PartitionQuery,
-    /// A query across partitions.
+    /// Queries several partitions.
     ContainerQuery,
-    /// A transactional batch.
+    /// Sends a transactional batch.
     Batch,
 }
 
 impl OperationKind {
-    /// Every kind, in the order in which they are shown.
+    /// Every kind, in display order.
     pub const ALL: [Self; 8] = [
         Self::Create,
         Self::Read,
@@ -57,23 +64,33 @@ impl OperationKind {
     }
 }
 
-/// What one kind of operation has cost so far.
+/// The requests and the cost of one kind of operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct OperationStatistics {
-    /// Requests sent, those that the SDK repeated by itself included.
+    /// Requests sent, including those that the SDK repeated by itself.
     pub requests: u64,
     /// Request units charged.
     pub charge: f64,
-    /// Answers that said "too many requests".
+    /// Answers with status 429 (too many requests).
     pub throttled: u64,
-    /// Attempts that failed in a way worth repeating, throttling included.
+    /// Attempts that failed transiently, including those that were throttled.
     pub retried: u64,
 }
 
-/// Requests and charge by kind of operation, as the provider counted them since it was made.
+/// Requests and charge by kind of operation since the provider was created.
 ///
-/// Metadata that the SDK fetches for itself (account, container, partition ranges) is not in it.
+/// The figures leave out metadata that the SDK fetches for itself: account, container and partition ranges.
+///
+/// ```
+/// use duroxide_cosmos::{OperationKind, RequestStatistics};
+///
+/// fn print(statistics: &RequestStatistics) {
+///     let reads = statistics.of(OperationKind::Read);
+///     println!("{} reads for {:.1} RU, of {:.1} RU in all", reads.requests, reads.charge, statistics.charge());
+/// }
+/// # print(&RequestStatistics::default());
+/// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct RequestStatistics {
@@ -86,17 +103,17 @@ impl RequestStatistics {
         self.by_kind.iter().find(|(k, _)| *k == kind).map(|(_, s)| *s).unwrap_or_default()
     }
 
-    /// Every kind with its figures.
+    /// Iterates over every kind and its figures.
     pub fn iter(&self) -> impl Iterator<Item = (OperationKind, OperationStatistics)> + '_ {
         self.by_kind.iter().copied()
     }
 
-    /// All requests.
+    /// The number of all requests.
     pub fn requests(&self) -> u64 {
         self.by_kind.iter().map(|(_, s)| s.requests).sum()
     }
 
-    /// All request units.
+    /// The sum of all request units.
     pub fn charge(&self) -> f64 {
         self.by_kind.iter().map(|(_, s)| s.charge).sum()
     }
@@ -105,34 +122,34 @@ impl RequestStatistics {
 #[derive(Default)]
 struct Counters {
     requests: AtomicU64,
-    /// In thousandths of a request unit, since there are no atomic floats.
+    /// In thousandths of a request unit, because there are no atomic floats.
     charge: AtomicU64,
     throttled: AtomicU64,
     retried: AtomicU64,
 }
 
-/// Sums up requests and charges as they come in.
+/// Adds up requests and charges.
 #[derive(Default)]
-pub(crate) struct Accounting {
+pub(super) struct Accounting {
     counters: [Counters; OperationKind::ALL.len()],
 }
 
 impl Accounting {
-    pub(crate) fn record(&self, kind: OperationKind, requests: usize, charge: f64) {
+    pub(super) fn record(&self, kind: OperationKind, requests: usize, charge: f64) {
         crate::telemetry::operation(kind.as_str(), requests, charge);
         let counters = &self.counters[kind as usize];
         counters.requests.fetch_add(requests as u64, Relaxed);
         counters.charge.fetch_add((charge * 1_000.0).round() as u64, Relaxed);
     }
 
-    pub(crate) fn record_retry(&self, kind: OperationKind, throttled: bool) {
+    pub(super) fn record_retry(&self, kind: OperationKind, throttled: bool) {
         crate::telemetry::retry(kind.as_str(), throttled);
         let counters = &self.counters[kind as usize];
         counters.retried.fetch_add(1, Relaxed);
         counters.throttled.fetch_add(u64::from(throttled), Relaxed);
     }
 
-    pub(crate) fn statistics(&self) -> RequestStatistics {
+    pub(super) fn statistics(&self) -> RequestStatistics {
         let by_kind =
             OperationKind::ALL.iter().map(|&kind| (kind, self.counters[kind as usize].statistics())).collect();
         RequestStatistics { by_kind }

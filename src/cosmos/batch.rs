@@ -1,7 +1,7 @@
-//! Transactional batches: all operations of one partition, or none.
+//! Transactional batches: the service applies all operations of one partition, or none.
 //!
-//! A batch in which an operation failed comes back from the SDK as `Ok` with status 207. Here it is
-//! [`BatchOutcome::RolledBack`], a different type from [`Committed`], so that the one can't be taken for the other.
+//! The SDK returns `Ok` with status 207 for a batch in which an operation failed. Here such a batch is
+//! [`BatchOutcome::RolledBack`]. That is another type than [`Committed`], so that no caller can confuse the two.
 
 use super::error::{describe, StoreError};
 use crate::model::{
@@ -15,16 +15,16 @@ use azure_data_cosmos::{
     TransactionalBatch,
 };
 
-/// How a batch ended, where the service said so.
+/// The service's answer to a batch.
 #[derive(Debug)]
 pub(crate) enum BatchOutcome {
-    /// Every operation was done.
+    /// Every operation was applied.
     Committed(Committed),
-    /// No operation was done, because one of them failed.
+    /// No operation was applied, because one of them failed.
     RolledBack(RolledBack),
 }
 
-/// A batch that was done.
+/// A batch that was applied.
 #[derive(Debug)]
 pub(crate) struct Committed {
     /// The ETag of each operation's document, in the order of the operations.
@@ -37,34 +37,41 @@ impl Committed {
         self.etags.get(index).and_then(Option::as_ref)
     }
 
-    /// The ETag of the first document, which fenced the batch and fences the next.
+    /// The ETag of the first document. It is the fencing condition of the next batch.
     pub(crate) fn fence(&self) -> Result<Etag, StoreError> {
-        self.etag(0).cloned().ok_or_else(|| StoreError::Malformed { detail: "no ETag in a batch's answer".to_owned() })
+        self.etag(0).cloned().ok_or_else(|| StoreError::Malformed {
+            detail: "the answer to a batch has no ETag for its first document".to_owned(),
+        })
     }
 }
 
-/// A batch that was not done, since a document was not as an operation expects it: it is absent (404), there already (409) or
-/// another one (412). An answer may have been lost before, so the caller reads before it concludes.
+/// A batch that was not applied, because a document was not in the state that an operation expects:
+///
+/// - 404: the document does not exist.
+/// - 409: a document with this id exists.
+/// - 412: the document has another ETag.
+///
+/// An earlier attempt may have been applied with its answer lost, so the caller reads before it concludes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RolledBack {
-    /// The operation that failed.
+    /// The index of the operation that failed.
     pub(crate) index: usize,
     /// Its status.
     pub(crate) status: u16,
-    /// Its substatus, zero where there is none.
+    /// Its substatus, or zero.
     pub(super) substatus: u16,
-    /// What the service asked to wait before the next attempt.
+    /// The pause before the next attempt that the service asks for.
     pub(crate) retry_after: Option<std::time::Duration>,
 }
 
 impl RolledBack {
-    /// Whether the operation failed for a reason that passes by itself, such as throttling, or for one that we do not know.
+    /// Whether another attempt may succeed: the failure is transient, such as throttling, or is not known.
     pub(crate) fn is_retryable(&self) -> bool {
         !matches!(self.status, 400 | 401 | 403 | 404 | 409 | 412 | 413)
     }
 }
 
-/// The answer to a batch: its status and what became of each operation.
+/// The answer to a batch: its status, and the result of each operation.
 pub(super) struct Results {
     status: u16,
     results: Vec<TransactionalBatchOperationResult>,
@@ -79,7 +86,7 @@ impl Results {
         Ok(Self { status, results: answer.results().to_vec() })
     }
 
-    /// The operation for which the batch was rolled back: every other one says 424.
+    /// The operation that caused the rollback. All other operations have the status 424.
     pub(super) fn failed(&self) -> Option<RolledBack> {
         let index = self.results.iter().position(|r| !r.is_success() && r.status_code() != 424)?;
         let failed = &self.results[index];
@@ -87,7 +94,7 @@ impl Results {
         Some(RolledBack { index, status: failed.status_code(), substatus, retry_after: failed.retry_after() })
     }
 
-    /// How a batch of so many operations ended.
+    /// The outcome of a batch of `operations` operations.
     pub(super) fn outcome(self, operations: usize) -> Result<BatchOutcome, StoreError> {
         if let Some(back) = self.failed() {
             return Ok(BatchOutcome::RolledBack(back));
@@ -96,7 +103,7 @@ impl Results {
         Ok(BatchOutcome::Committed(Committed { etags }))
     }
 
-    /// The operations' results, all of which were done.
+    /// The results of the operations. An error unless every one was applied.
     pub(super) fn done(&self, operations: usize) -> Result<&[TransactionalBatchOperationResult], StoreError> {
         let Self { status, results } = self;
         if *status == 207 || results.len() != operations || results.iter().any(|r| !r.is_success()) {

@@ -1,13 +1,15 @@
-//! The container: made where that is allowed, and checked before anything is written to it, the format of its documents last.
+//! Opens the container: creates it if the configuration allows that, then checks its properties and its format.
 //!
-//! Two processes may start at once: a 409 means that the other one was faster. With Entra ID the data plane can create
-//! neither databases nor containers, so the container must be there, and what is wrong with it is said with the command
-//! that mends it.
+//! - The provider checks the properties before it writes any document. Then it checks the format, and last the batches.
+//! - Two processes may start at once. A 409 then means that the other one was faster.
+//! - Entra ID can create neither databases nor containers on the data plane. Then the container must exist.
+//! - An error about the container includes the command that repairs it.
 
 use super::{
+    call::{MAX_PAUSE, MIN_PAUSE},
     check::CheckLine,
     error::{classify, describe, is_token_missing, ErrorClass, StoreError},
-    format, indexing, probe, write_regions, ContainerLocation, Deadline, Store, MAX_PAUSE, MIN_PAUSE,
+    format, indexing, probe, write_regions, ContainerLocation, Deadline, Store,
 };
 use crate::{
     config::{CosmosDBProviderConfig, Throughput},
@@ -22,24 +24,25 @@ use futures::future::BoxFuture;
 use std::{future::Future, time::Duration};
 use tracing::{info, warn};
 
-/// The path of the partition key, which can't be changed once a container is there.
-pub(crate) const PARTITION_KEY_PATH: &str = "/instanceId";
+/// The path of the partition key. It can't be changed after the container is created.
+const PARTITION_KEY_PATH: &str = "/instanceId";
 
-/// A new container may take a while.
+/// The time limit for opening. Creating a container may take a while.
 const TIME: Duration = Duration::from_secs(60);
 
-/// Nobody waits for a figure for long.
+/// The time limit for reading the throughput, which only a message needs.
 const THROUGHPUT_TIME: Duration = Duration::from_secs(5);
-/// What a container gets that is created without throughput on a provisioned account.
-const LITTLE_THROUGHPUT: u64 = 400;
-/// What a small orchestration costs, by the published prices.
-const SMALL_ORCHESTRATION: u64 = 65;
-/// Beside the command that creates a container, since serverless accounts refuse the option.
+/// The throughput in RU/s that a provisioned account gives to a container that is created without one.
+const DEFAULT_THROUGHPUT: u64 = 400;
+/// The RU of a small orchestration: an estimate from published prices, not measured on Azure.
+const SMALL_ORCHESTRATION_RU: u64 = 65;
+/// Advice beside the command that creates a container. The command has no throughput, because serverless accounts
+/// refuse the option.
 pub(super) const THROUGHPUT_ADVICE: &str =
     "unless the account is serverless, add --max-throughput 4000: the default is \
      400 RU/s, about six small orchestrations a second";
 
-/// Opens the container, making it first where `config` allows that.
+/// Opens the container. Creates it first if it is missing and `config` allows that.
 pub(crate) async fn open(
     client: &CosmosClient,
     config: &CosmosDBProviderConfig,
@@ -49,32 +52,32 @@ pub(crate) async fn open(
     let container = match opening.find(client).await? {
         Some(container) => container,
         None if config.create_if_missing() => opening.create(client).await?,
-        None => return Err(opening.place.missing()),
+        None => return Err(opening.location.missing()),
     };
     opening.check(&container).await?;
-    // With a store of its own: what opening takes is not in the statistics.
+    // A separate store, so that the statistics leave out the requests of opening.
     let store = opening.store(container.clone());
-    opening.once_present(|| format::agree(&store, opening.deadline)).await?;
+    opening.until_visible(|| format::ensure(&store, opening.deadline)).await?;
     opening.check_batches(&store).await?;
     Ok(opening.store(container))
 }
 
-/// The account, database and container that are being opened, and how long that may take.
+/// The account, database and container to open, and the time limit.
 pub(super) struct Opening<'a> {
     config: &'a CosmosDBProviderConfig,
-    place: ContainerLocation,
+    location: ContainerLocation,
     time: Duration,
     deadline: Deadline,
     tokens: Option<TokenCache>,
 }
 
-/// A container that is there, and how it is set up.
+/// An existing container and its properties.
 pub(super) struct ContainerState {
     pub(super) container: ContainerClient,
     pub(super) properties: ContainerProperties,
 }
 
-/// The codes that setting up tells apart; the rest is an error.
+/// The answer to a request of opening. Every other answer is an error.
 pub(super) enum Setup<T> {
     Done(T),
     NotFound,
@@ -83,24 +86,24 @@ pub(super) enum Setup<T> {
 
 impl<'a> Opening<'a> {
     pub(super) fn new(host: Option<&str>, config: &'a CosmosDBProviderConfig, time: Duration) -> Self {
-        let place = ContainerLocation {
+        let location = ContainerLocation {
             account: host.unwrap_or("the account").to_owned(),
             database: config.database().to_owned(),
             container: config.container().to_owned(),
             credential: config.credential_kind(),
         };
-        Self { config, place, time, deadline: Deadline::after(time), tokens: None }
+        Self { config, location, time, deadline: Deadline::after(time), tokens: None }
     }
 
-    /// With the tokens of the client, so that one that is refused can be replaced.
+    /// Adds the token cache of the client, so that a token that the service refuses can be replaced.
     pub(super) fn with_tokens(self, tokens: Option<TokenCache>) -> Self {
         Self { tokens, ..self }
     }
 
     async fn find(&self, client: &CosmosClient) -> Result<Option<ContainerClient>, StoreError> {
-        let database = client.database_client(self.place.database.clone());
-        let name = self.place.container.clone();
-        let found = self.ride_out(|| Box::pin(database.container_client(name.clone(), None))).await?;
+        let database = client.database_client(self.location.database.clone());
+        let name = self.location.container.clone();
+        let found = self.with_retries(|| Box::pin(database.container_client(name.clone(), None))).await?;
         match found {
             Setup::Done(container) => Ok(Some(container)),
             Setup::NotFound | Setup::Conflict => Ok(None),
@@ -108,22 +111,22 @@ impl<'a> Opening<'a> {
     }
 
     async fn create(&self, client: &CosmosClient) -> Result<ContainerClient, StoreError> {
-        let ContainerLocation { database, container, .. } = &self.place;
-        info!(database, container, "creating the container, and the database where it is missing");
-        self.ride_out(|| Box::pin(client.create_database(database, None))).await?;
+        let ContainerLocation { database, container, .. } = &self.location;
+        info!(database, container, "creating the container, and the database if it is missing");
+        self.with_retries(|| Box::pin(client.create_database(database, None))).await?;
         let parent = client.database_client(database.clone());
-        let made = self
-            .ride_out(|| {
+        let created = self
+            .with_retries(|| {
                 let options = creation_options(self.config.throughput());
-                Box::pin(parent.create_container(properties(container), Some(options)))
+                Box::pin(parent.create_container(container_properties(container), Some(options)))
             })
             .await?;
-        if let Setup::NotFound = made {
-            return Err(self.place.missing());
+        if let Setup::NotFound = created {
+            return Err(self.location.missing());
         }
-        // Another process may have made it, and a container that was just made may take a moment to be seen.
-        let seen = || async { self.find(client).await?.ok_or_else(|| self.place.missing()) };
-        let found = self.once_present(seen).await?;
+        // Another process may have created it. A new container may take a moment to become visible.
+        let visible = || async { self.find(client).await?.ok_or_else(|| self.location.missing()) };
+        let found = self.until_visible(visible).await?;
         if let CheckLine::Warning(remark) = self.throughput(&found).await {
             warn!(database, container, "the new container has {remark}");
         }
@@ -135,25 +138,25 @@ impl<'a> Opening<'a> {
         self.check_partition_key(&properties.partition_key)?;
         self.check_index(&properties)?;
         if let Some(remark) = self.check_time_to_live(&properties.default_ttl)? {
-            warn!(container = self.place.container, "{remark}");
+            warn!(container = self.location.container, "{remark}");
         }
         self.check_write_regions(container).await
     }
 
     pub(super) fn store(&self, container: ContainerClient) -> Store {
-        Store::new(container, self.place.clone(), self.config, self.tokens.clone())
+        Store::new(container, self.location.clone(), self.config, self.tokens.clone())
     }
 
     async fn properties(&self, container: &ContainerClient) -> Result<ContainerProperties, StoreError> {
-        let response = self.ride_out_present(|| Box::pin(container.read(None))).await?;
+        let response = self.with_retries_until_visible(|| Box::pin(container.read(None))).await?;
         response
             .into_model()
             .map_err(|e| StoreError::Malformed { detail: format!("the container's properties: {}", describe(&e)) })
     }
 
-    /// The container as it is; none is made.
+    /// The existing container and its properties. Creates nothing.
     pub(super) async fn inspect(&self, client: &CosmosClient) -> Result<ContainerState, StoreError> {
-        let container = self.find(client).await?.ok_or_else(|| self.place.missing())?;
+        let container = self.find(client).await?.ok_or_else(|| self.location.missing())?;
         let properties = self.properties(&container).await?;
         Ok(ContainerState { container, properties })
     }
@@ -162,41 +165,41 @@ impl<'a> Opening<'a> {
         self.deadline
     }
 
-    /// What is wrong with the time to live, or what it costs.
+    /// Checks the time to live. Returns a warning if it is off.
     pub(super) fn check_time_to_live(&self, default: &TimeToLive) -> Result<Option<String>, StoreError> {
-        let off = update_command(&self.place, "--ttl -1");
+        let command = update_command(&self.location, "--ttl -1");
         match default {
             TimeToLive::Seconds(seconds) => {
                 let problem = format!(
-                    "its default time to live is {seconds} s, after which histories and messages would be gone"
+                    "its default time to live is {seconds} s, after which Cosmos DB would delete histories and messages"
                 );
-                Err(self.unfit(problem, format!("Run `{off}`")))
+                Err(self.unfit(problem, format!("Run `{command}`")))
             }
             TimeToLive::Forever => Ok(Some(format!(
-                "time to live is off: markers of delivered messages stay for ever, also after their instance is deleted. \
-                 Turn it on with: {off}"
+                "time to live is off: markers of delivered messages stay for ever, even after their instance is \
+                 deleted. Turn it on with: {command}"
             ))),
             _ => Ok(None),
         }
     }
 
-    /// Refuses an account whose batches are not what every commit relies on.
+    /// Refuses an account whose batches are not atomic or ignore conditions. Every commit relies on both.
     pub(super) async fn check_batches(&self, store: &Store) -> Result<(), StoreError> {
-        let probed = self.once_present(|| probe::batches(store, self.deadline)).await?;
+        let probed = self.until_visible(|| probe::batches(store, self.deadline)).await?;
         let Some(flaw) = probed else { return Ok(()) };
         let problem = format!("{}, so two workers could commit the same turn", flaw.describe());
         let remedy = "Gateway 2.0 and the vNext emulator in Docker are known to do this: connect through the standard \
                       gateway (with_gateway_v2_disabled, for a client of your own), and use the local account of this \
-                      project in place of that emulator";
+                      project in location of that emulator";
         Err(self.unfit(problem, remedy.to_owned()))
     }
 
-    /// The container's own throughput. Entra ID can't read it.
+    /// Reads the container's own throughput. Entra ID can't read it.
     pub(super) async fn throughput(&self, container: &ContainerClient) -> CheckLine {
         let found = match tokio::time::timeout(THROUGHPUT_TIME, container.read_throughput(None)).await {
             Ok(Ok(found)) => found,
-            Ok(Err(error)) => return CheckLine::Unknown(format!("it can't be read: {}", describe(&error))),
-            Err(_) => return CheckLine::Unknown(format!("it can't be read within {THROUGHPUT_TIME:?}")),
+            Ok(Err(error)) => return CheckLine::Unknown(format!("can't be read: {}", describe(&error))),
+            Err(_) => return CheckLine::Unknown(format!("can't be read within {THROUGHPUT_TIME:?}")),
         };
         let Some(found) = found else {
             return CheckLine::Ok(
@@ -205,39 +208,41 @@ impl<'a> Opening<'a> {
         };
         match (found.autoscale_maximum(), found.throughput()) {
             (Some(most), _) => CheckLine::Ok(format!("autoscale up to {most} RU/s")),
-            (None, Some(ru)) if ru <= LITTLE_THROUGHPUT => CheckLine::Warning(self.little_throughput(ru)),
+            (None, Some(ru)) if ru <= DEFAULT_THROUGHPUT => CheckLine::Warning(self.low_throughput(ru)),
             (None, Some(ru)) => CheckLine::Ok(format!("{ru} RU/s")),
             (None, None) => CheckLine::Ok("none of its own".to_owned()),
         }
     }
 
-    fn little_throughput(&self, ru: u64) -> String {
+    /// The warning for a container with the default throughput.
+    fn low_throughput(&self, ru: u64) -> String {
         format!(
-            "{ru} RU/s, which is enough for about {} small orchestrations a second. Raise it with: az cosmosdb sql container \
-             throughput update --account-name {} --resource-group <group> --database-name {} --name {} --throughput <RU/s>",
-            ru / SMALL_ORCHESTRATION,
-            self.place.account_name(),
-            self.place.database,
-            self.place.container
+            "{ru} RU/s, enough for about {} small orchestrations a second (estimate from published prices, not measured \
+             on Azure). Raise it with: az cosmosdb sql container throughput update --account-name {} --resource-group \
+             <group> --database-name {} --name {} --throughput <RU/s>",
+            ru / SMALL_ORCHESTRATION_RU,
+            self.location.account_name(),
+            self.location.database,
+            self.location.container
         )
     }
 
     pub(super) async fn check_write_regions(&self, container: &ContainerClient) -> Result<(), StoreError> {
         let Some((one, other)) = write_regions::several(self, container).await? else { return Ok(()) };
         let problem = format!(
-            "its account takes writes in several regions ({} and {}), which keeps no two workers apart",
+            "its account accepts writes in several regions ({} and {}), so two workers could commit the same turn",
             one.display_name(),
             other.display_name()
         );
         let remedy = format!(
             "Run `az cosmosdb update --name {} --resource-group <group> --enable-multiple-write-locations false`",
-            self.place.account_name()
+            self.location.account_name()
         );
         Err(self.unfit(problem, remedy))
     }
 
     fn unfit(&self, problem: String, remedy: String) -> StoreError {
-        StoreError::Unfit { container: self.place.container.clone(), problem, remedy }
+        StoreError::Unfit { container: self.location.container.clone(), problem, remedy }
     }
 
     pub(super) fn check_partition_key(&self, key: &PartitionKeyDefinition) -> Result<(), StoreError> {
@@ -250,8 +255,9 @@ impl<'a> Opening<'a> {
             return Ok(());
         };
         let remedy = format!(
-            "A partition key can't be changed: name another container, or delete this one and run `{}` ({THROUGHPUT_ADVICE})",
-            create_command(&self.place)
+            "A partition key can't be changed: name another container, or delete this one and run `{}` \
+             ({THROUGHPUT_ADVICE})",
+            create_command(&self.location)
         );
         Err(self.unfit(problem, remedy))
     }
@@ -262,32 +268,33 @@ impl<'a> Opening<'a> {
             return Ok(());
         }
         if indexing::is_of_duroxide_cdb(properties.indexing_policy.as_ref()) {
-            // Mending its index would mix documents that neither provider understands with the other's.
-            let problem = "duroxide-cdb made it, whose documents are different".to_owned();
+            // With another index the container would hold documents of both providers, and neither can read the
+            // other's.
+            let problem = "duroxide-cdb created it, and its documents have another format".to_owned();
             return Err(self.unfit(problem, "Name another container: COSMOS_CONTAINER, or with_container".to_owned()));
         }
         let problem = format!("its index does not cover {}", missing.join(", "));
-        let remedy = format!("Run `{}`", update_command(&self.place, &format!("--idx '{}'", policy_json())));
+        let remedy = format!("Run `{}`", update_command(&self.location, &format!("--idx '{}'", policy_json())));
         Err(self.unfit(problem, remedy))
     }
 
-    /// Like [`ride_out`](Self::ride_out), for a container that was found. A container that was just created is not known
-    /// everywhere for some seconds: until the deadline, an answer that it is missing says nothing.
-    pub(super) async fn ride_out_present<'x, T>(
+    /// Like [`with_retries`](Self::with_retries), for a container that was found. A new container is not known
+    /// everywhere for some seconds. So an answer that it is missing counts only after the deadline.
+    pub(super) async fn with_retries_until_visible<'x, T>(
         &self,
         attempt: impl Fn() -> BoxFuture<'x, Result<T, CosmosError>>,
     ) -> Result<T, StoreError> {
         let once = || async {
-            match self.ride_out(&attempt).await? {
+            match self.with_retries(&attempt).await? {
                 Setup::Done(value) => Ok(value),
-                Setup::NotFound | Setup::Conflict => Err(self.place.missing()),
+                Setup::NotFound | Setup::Conflict => Err(self.location.missing()),
             }
         };
-        self.once_present(once).await
+        self.until_visible(once).await
     }
 
-    /// Repeats a call while a container that was found is said to be missing.
-    async fn once_present<T, F: Future<Output = Result<T, StoreError>>>(
+    /// Repeats a call while the service reports a container as missing that was found before.
+    async fn until_visible<T, F: Future<Output = Result<T, StoreError>>>(
         &self,
         mut call: impl FnMut() -> F,
     ) -> Result<T, StoreError> {
@@ -303,8 +310,8 @@ impl<'a> Opening<'a> {
         }
     }
 
-    /// Repeats an attempt while the service is throttling or away.
-    pub(super) async fn ride_out<'x, T>(
+    /// Repeats an attempt while the service is throttling or unreachable.
+    pub(super) async fn with_retries<'x, T>(
         &self,
         mut attempt: impl FnMut() -> BoxFuture<'x, Result<T, CosmosError>>,
     ) -> Result<Setup<T>, StoreError> {
@@ -313,9 +320,9 @@ impl<'a> Opening<'a> {
             let error = match tokio::time::timeout_at(self.deadline.instant(), attempt()).await {
                 Ok(Ok(value)) => return Ok(Setup::Done(value)),
                 Ok(Err(error)) => error,
-                Err(_) => return Err(StoreError::Unavailable { detail: self.silence() }),
+                Err(_) => return Err(StoreError::Unavailable { detail: self.no_answer() }),
             };
-            let asked = match classify(&error) {
+            let retry_after = match classify(&error) {
                 ErrorClass::Absent | ErrorClass::ContainerMissing => return Ok(Setup::NotFound),
                 ErrorClass::Exists => return Ok(Setup::Conflict),
                 ErrorClass::Denied => return Err(self.denied(&error)),
@@ -323,7 +330,7 @@ impl<'a> Opening<'a> {
                 ErrorClass::Retry { after, .. } => after,
                 _ => return Err(StoreError::Malformed { detail: self.context(&error) }),
             };
-            tokio::time::sleep(asked.unwrap_or(pause).min(self.deadline.remaining())).await;
+            tokio::time::sleep(retry_after.unwrap_or(pause).min(self.deadline.remaining())).await;
             if self.deadline.passed() {
                 return Err(StoreError::Unavailable { detail: self.context(&error) });
             }
@@ -331,54 +338,57 @@ impl<'a> Opening<'a> {
         }
     }
 
-    /// With Entra ID a refusal to create says nothing about reading and writing documents.
+    /// The error for a denied request. With Entra ID, a refusal to create says nothing about reading and writing
+    /// documents.
     fn denied(&self, error: &CosmosError) -> StoreError {
         let forbidden = u16::from(error.status().status_code()) == 403;
         let entra = self.config.credential().is_some_and(|c| !c.is_key());
         if forbidden && entra && self.config.create_if_missing() {
             return StoreError::Denied {
-                credential: self.place.credential.clone(),
+                credential: self.location.credential.clone(),
                 detail: describe(error),
                 advice: format!(
                     "Entra ID can create neither databases nor containers: run `{}` ({THROUGHPUT_ADVICE}) and set \
                      create_if_missing to false",
-                    create_command(&self.place)
+                    create_command(&self.location)
                 ),
             };
         }
-        self.place.denied(error)
+        self.location.denied(error)
     }
 
+    /// The error for a credential that returns no token.
     fn no_token(&self, error: &CosmosError) -> StoreError {
         StoreError::Denied {
-            credential: self.place.credential.clone(),
+            credential: self.location.credential.clone(),
             detail: describe(error),
-            advice: "The credential gave no token: check COSMOS_CREDENTIAL and the AZURE_* variables, or sign in with \
+            advice:
+                "The credential returned no token: check COSMOS_CREDENTIAL and the AZURE_* variables, or sign in with \
                      `az login`"
-                .to_owned(),
+                    .to_owned(),
         }
     }
 
-    /// Getting a token is a part of the request, and may have been what took so long.
-    fn silence(&self) -> String {
-        let ContainerLocation { account, credential, .. } = &self.place;
+    /// The detail of a request without an answer. Signing in is part of the request, and may be the slow part.
+    fn no_answer(&self) -> String {
+        let ContainerLocation { account, credential, .. } = &self.location;
         format!("{account} did not answer, or {credential} did not sign in, within {:?}", self.time)
     }
 
     fn context(&self, error: &CosmosError) -> String {
         if error.is_from_wire() {
-            return format!("{} answered {}", self.place.account, describe(error));
+            return format!("{} answered {}", self.location.account, describe(error));
         }
-        format!("{} was not reached: {}", self.place.account, describe(error))
+        format!("{} could not be reached: {}", self.location.account, describe(error))
     }
 }
 
-/// The properties of a container that we create.
-pub(crate) fn properties(name: &str) -> ContainerProperties {
+/// The properties of a container that the provider creates.
+pub(crate) fn container_properties(name: &str) -> ContainerProperties {
     let key = PartitionKeyDefinition::from(PARTITION_KEY_PATH).with_version(PartitionKeyVersion::V2);
     ContainerProperties::new(name.to_owned(), key)
         .with_indexing_policy(indexing::policy())
-        // No default, but documents may carry one: the markers of what was delivered do.
+        // No default, but a document may set its own: the markers of delivered messages do.
         .with_default_ttl(TimeToLive::NoDefault)
 }
 
@@ -391,29 +401,30 @@ fn creation_options(throughput: Throughput) -> CreateContainerOptions {
     }
 }
 
-/// The indexing policy as `az` filter it.
-pub(crate) fn policy_json() -> String {
-    // A policy is strings and lists of strings, which always serialise.
+/// The indexing policy as JSON, as `az` expects it.
+pub(super) fn policy_json() -> String {
+    // A policy consists of strings and lists of strings, which always serialise.
     serde_json::to_string(&indexing::policy()).unwrap_or_default()
 }
 
 /// The command that creates the container, with its index.
-pub(crate) fn create_command(place: &ContainerLocation) -> String {
+pub(super) fn create_command(location: &ContainerLocation) -> String {
     format!(
         "az cosmosdb sql container create --account-name {} --resource-group <group> --database-name {} --name {} \
          --partition-key-path {PARTITION_KEY_PATH} --partition-key-version 2 --ttl -1 --idx '{}'",
-        place.account_name(),
-        place.database,
-        place.container,
+        location.account_name(),
+        location.database,
+        location.container,
         policy_json()
     )
 }
 
-fn update_command(place: &ContainerLocation, change: &str) -> String {
+fn update_command(location: &ContainerLocation, change: &str) -> String {
     format!(
-        "az cosmosdb sql container update --account-name {} --resource-group <group> --database-name {} --name {} {change}",
-        place.account_name(),
-        place.database,
-        place.container
+        "az cosmosdb sql container update --account-name {} --resource-group <group> --database-name {} --name {} \
+         {change}",
+        location.account_name(),
+        location.database,
+        location.container
     )
 }

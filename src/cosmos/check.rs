@@ -1,7 +1,7 @@
-//! What opening a container looks at, one after the other, and told apart. Nothing is made or changed.
+//! Checks an account like opening does, with one line for each check. It creates and changes nothing.
 //!
-//! Whether documents may be written is found out with the replacement and the deletion of one that is not there: 404 to those who may, 403 to
-//! those who may not.
+//! To test the permission to write, the check replaces and deletes a document that does not exist. The service
+//! answers 404 to an identity that may write, and 403 to one that may not.
 
 use super::{
     bootstrap::{ContainerState, Opening},
@@ -11,52 +11,54 @@ use crate::{
     config::CosmosDBProviderConfig,
     model::{DocumentId, Partition},
 };
+use azure_data_cosmos::models::ContainerProperties;
 use std::time::Duration;
 
-/// What was found.
+/// The result of one check, with its text.
 pub(crate) enum CheckLine {
+    /// The account is as it must be.
     Ok(String),
-    /// It activities, but costs something.
+    /// The provider works, but at a cost.
     Warning(String),
-    /// What is wrong, and what to do.
+    /// The provider can't use the account. The text says what to do.
     Failed(String),
-    /// The service behaves otherwise than the provider assumes, and what follows.
+    /// The service differs from an assumption of the provider. The text names the consequence.
     Differs(String),
-    /// It can't be seen from here.
+    /// The check can't read the property.
     Unknown(String),
 }
 
 impl CheckLine {
-    fn of(outcome: Result<(), StoreError>, fine: impl Into<String>) -> Self {
+    fn of(outcome: Result<(), StoreError>, text: impl Into<String>) -> Self {
         match outcome {
-            Ok(()) => Self::Ok(fine.into()),
+            Ok(()) => Self::Ok(text.into()),
             Err(error) => Self::Failed(error.to_string()),
         }
     }
 }
 
-/// Nobody waits for a probe for long.
+/// The time limit of the requests.
 const TIME: Duration = Duration::from_secs(20);
 
-/// How much is looked at.
+/// The depth of the check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Depth {
-    /// What opening looks at. Nothing is written.
+pub(crate) enum CheckDepth {
+    /// The checks of opening. Writes nothing.
     Opening,
-    /// Every assumption about the service, with documents that are removed again.
+    /// Every assumption about the service. Writes documents and removes them.
     Deep,
 }
 
-/// Looks at everything, up to the first that keeps the others from being looked at.
-pub(crate) async fn run(config: &CosmosDBProviderConfig, depth: Depth) -> Vec<(String, CheckLine)> {
-    let (lines, store) = opening(config).await;
+/// Makes all checks, up to one whose failure makes the next ones impossible.
+pub(crate) async fn check_account(config: &CosmosDBProviderConfig, depth: CheckDepth) -> Vec<(String, CheckLine)> {
+    let (lines, store) = check_opening(config).await;
     let mut lines: Vec<(String, CheckLine)> =
         lines.into_iter().map(|(subject, line)| (subject.to_owned(), line)).collect();
-    let is_wrong = lines.iter().any(|(_, line)| matches!(line, CheckLine::Failed(_)));
+    let has_failed = lines.iter().any(|(_, line)| matches!(line, CheckLine::Failed(_)));
     match store {
-        Some(store) if depth == Depth::Deep && !is_wrong => lines.extend(deep_check::run(&store).await),
-        Some(_) if depth == Depth::Deep => {
-            let line = CheckLine::Failed("not begun: something above must be put right first".to_owned());
+        Some(store) if depth == CheckDepth::Deep && !has_failed => lines.extend(deep_check::run(&store).await),
+        Some(_) if depth == CheckDepth::Deep => {
+            let line = CheckLine::Failed("not begun: first repair the failed checks above".to_owned());
             lines.push(("deep check".to_owned(), line));
         }
         _ => {}
@@ -64,61 +66,73 @@ pub(crate) async fn run(config: &CosmosDBProviderConfig, depth: Depth) -> Vec<(S
     lines
 }
 
-/// What opening looks at, and the store if there is one.
-async fn opening(config: &CosmosDBProviderConfig) -> (Vec<(&'static str, CheckLine)>, Option<Store>) {
-    let mut lines = Vec::new();
+/// Makes the checks of opening. Also returns the store, if there is a container.
+async fn check_opening(config: &CosmosDBProviderConfig) -> (Vec<(&'static str, CheckLine)>, Option<Store>) {
     let (client, tokens) = match connect::connect(config).await {
         Ok(connected) => connected,
         Err(error) => return (vec![("account", CheckLine::Failed(error.to_string()))], None),
     };
-    lines.push(("account", CheckLine::Ok("it answers, and the credential is accepted".to_owned())));
+    let mut lines = vec![("account", CheckLine::Ok("answers, and accepts the credential".to_owned()))];
     let opening = Opening::new(client.endpoint().host_str(), config, TIME).with_tokens(tokens);
-    let ContainerState { container, properties } = match opening.inspect(&client).await {
-        Ok(found) => found,
+    match opening.inspect(&client).await {
+        Ok(ContainerState { container, properties }) => {
+            lines.push(("container", CheckLine::Ok("exists".to_owned())));
+            lines.extend(check_properties(&opening, &properties));
+            lines.push(("throughput", opening.throughput(&container).await));
+            let regions = opening.check_write_regions(&container).await;
+            lines.push(("regions", CheckLine::of(regions, "writes go to one region")));
+            let store = opening.store(container);
+            lines.extend(check_documents(&store, opening.deadline()).await);
+            (lines, Some(store))
+        }
         Err(StoreError::Missing { .. }) if config.create_if_missing() => {
-            let line = "it is not there: into_inner opens it first makes it, if that may be";
+            let line = "does not exist: the first provider that opens it creates it, if its credential allows that";
             lines.push(("container", CheckLine::Warning(line.to_owned())));
-            return (lines, None);
+            (lines, None)
         }
         Err(error) => {
             lines.push(("container", CheckLine::Failed(error.to_string())));
-            return (lines, None);
+            (lines, None)
         }
-    };
-    lines.push(("container", CheckLine::Ok("it is there".to_owned())));
+    }
+}
+
+/// Checks the properties of the container.
+fn check_properties(opening: &Opening<'_>, properties: &ContainerProperties) -> [(&'static str, CheckLine); 3] {
     let key = opening.check_partition_key(&properties.partition_key);
-    lines.push(("partition key", CheckLine::of(key, "/instanceId, version 2")));
-    lines.push(("index", CheckLine::of(opening.check_index(&properties), "covers every query")));
     let time_to_live = match opening.check_time_to_live(&properties.default_ttl) {
         Ok(None) => CheckLine::Ok("on, without a default".to_owned()),
         Ok(Some(remark)) => CheckLine::Warning(remark),
         Err(error) => CheckLine::Failed(error.to_string()),
     };
-    lines.push(("time to live", time_to_live));
-    lines.push(("throughput", opening.throughput(&container).await));
-    let regions = opening.check_write_regions(&container).await;
-    lines.push(("regions", CheckLine::of(regions, "writes go to one region")));
-    let store = opening.store(container);
-    let format = match format::read(&store, opening.deadline()).await {
-        Ok(Some(format)) => CheckLine::Ok(format!("{format}")),
-        Ok(None) => CheckLine::Ok("none yet: into_inner opens the container first notes it".to_owned()),
-        Err(error) => CheckLine::Failed(error.to_string()),
-    };
-    lines.push(("format", format));
-    lines.push((
-        "role",
-        CheckLine::of(may_write(&store, opening.deadline()).await, "documents may be read, queried and written"),
-    ));
-    let consistency = "the account's default can't be seen from here: it must be Session or stronger";
-    lines.push(("consistency", CheckLine::Unknown(consistency.to_owned())));
-    (lines, Some(store))
+    [
+        ("partition key", CheckLine::of(key, "/instanceId, version 2")),
+        ("index", CheckLine::of(opening.check_index(properties), "covers every query")),
+        ("time to live", time_to_live),
+    ]
 }
 
-/// Whether documents may be queried, replaced and deleted.
-async fn may_write(store: &Store, deadline: Deadline) -> Result<(), StoreError> {
-    let (partition, nothing) = (Partition::system("check"), DocumentId::new("check", &[]));
+/// Checks the format, the permissions and the consistency.
+async fn check_documents(store: &Store, deadline: Deadline) -> [(&'static str, CheckLine); 3] {
+    let format = match format::read(store, deadline).await {
+        Ok(Some(format)) => CheckLine::Ok(format!("{format}")),
+        Ok(None) => CheckLine::Ok("none yet: the first provider that opens the container writes it".to_owned()),
+        Err(error) => CheckLine::Failed(error.to_string()),
+    };
+    let permissions = test_permissions(store, deadline).await;
+    let consistency = "the account's default can't be read here: it must be Session or stronger";
+    [
+        ("format", format),
+        ("role", CheckLine::of(permissions, "the identity may read, query and write documents")),
+        ("consistency", CheckLine::Unknown(consistency.to_owned())),
+    ]
+}
+
+/// Tests the permission to query, replace and delete documents.
+async fn test_permissions(store: &Store, deadline: Deadline) -> Result<(), StoreError> {
+    let (partition, absent) = (Partition::system("check"), DocumentId::new("check", &[]));
     store.query_partition::<serde_json::Value>(&partition, queries::VALUES.statement(), deadline).await?;
-    let document = serde_json::json!({ "id": nothing, "instanceId": partition });
-    store.replace(&partition, &nothing, &document, None, deadline).await?;
-    store.delete(&partition, &nothing, None, deadline).await.map(drop)
+    let document = serde_json::json!({ "id": absent, "instanceId": partition });
+    store.replace(&partition, &absent, &document, None, deadline).await?;
+    store.delete(&partition, &absent, None, deadline).await.map(drop)
 }

@@ -1,4 +1,4 @@
-//! From a configuration to a client of the SDK.
+//! Builds a client of the SDK from a configuration.
 
 use super::{
     bootstrap::{Opening, Setup},
@@ -16,17 +16,26 @@ use azure_data_cosmos::{
 };
 
 /// A failure to set up the provider.
+///
+/// ```
+/// use duroxide_cosmos::{client, ConnectError, CosmosDBProviderConfig};
+///
+/// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+/// let error = client(&CosmosDBProviderConfig::default()).await.unwrap_err();
+/// assert!(matches!(error, ConnectError::Config(_)), "no endpoint is set: {error}");
+/// # });
+/// ```
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
     /// The configuration is incomplete or contradicts itself.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The account, database or container can't be used as it is.
+    /// The account, database or container can't be used.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The SDK could not make a client.
-    #[error("the SDK could not make a client for {endpoint}: {detail}")]
+    /// The SDK could not build a client.
+    #[error("the SDK could not build a client for {endpoint}: {detail}")]
     Client {
         /// The account's endpoint.
         endpoint: String,
@@ -44,38 +53,39 @@ impl From<ConnectError> for duroxide::providers::ProviderError {
     }
 }
 
-/// The SDK's own switch, which is the user's word where it is set.
+/// The SDK's own switch. If it is set, the user decides.
 const BINARY_ENCODING_VARIABLE: &str = "AZURE_COSMOS_BINARY_ENCODING_ENABLED";
 
-/// Text instead of binary JSON for an emulator: the one in Docker refuses item writes in binary with 400. None leaves the
-/// choice to the SDK, which reads the variable.
+/// Turns binary JSON off for an emulator, because the one in Docker answers 400 to binary writes of items. `None`
+/// leaves the choice to the SDK, which reads the variable.
 fn binary_encoding(endpoint: &Url, variable: Option<&str>) -> Option<BinaryEncodingOptions> {
-    let by_user = variable.is_some_and(|value| !value.trim().is_empty());
-    (!by_user && endpoint::is_emulator(endpoint)).then(|| BinaryEncodingOptions::new().with_enabled(false))
+    let user_decides = variable.is_some_and(|value| !value.trim().is_empty());
+    (!user_decides && endpoint::is_emulator(endpoint)).then(|| BinaryEncodingOptions::new().with_enabled(false))
 }
 
-/// How the client connects.
+/// The connection options of the client.
 ///
-/// - Gateway 2.0 is off: the SDK's encoder for it has no token for the flag that makes a batch atomic.
-/// - The HTTP timeout is that of queries, whose pages take up to 5 s on the server. Everything else gets a shorter limit
-///   per operation, because one attempt must end before a turn's lock does.
-pub(crate) fn connection_pool(config: &CosmosDBProviderConfig) -> Result<ConnectionPoolOptions, CosmosError> {
+/// - Gateway 2.0 is off, because the SDK's encoder for it has no token for the flag that makes a batch atomic.
+/// - The HTTP timeout is that of queries, whose pages take up to 5 s on the server. All other operations get a shorter
+///   limit, because one attempt must end before the lock of a turn expires.
+pub(super) fn connection_pool(config: &CosmosDBProviderConfig) -> Result<ConnectionPoolOptions, CosmosError> {
     ConnectionPoolOptions::builder()
         .with_gateway_v2_disabled(true)
         .with_max_dataplane_request_timeout(config.request_timeout().max(QUERY_TIME))
         .build()
 }
 
-/// The client that a provider with this configuration makes for itself: for
-/// [`new_with_client`](crate::CosmosDBProvider::new_with_client), and for what only a client does, such as removing a
-/// container.
+/// Builds the client that a provider with this configuration uses.
 ///
-/// It has a runtime of its own: the SDK's process-wide one would take its timeouts from whoever came first.
+/// Use it for [`new_with_client`](crate::CosmosDBProvider::new_with_client), and for operations that only a client has,
+/// such as removing a container.
+///
+/// The client has its own runtime. The SDK's process-wide runtime would take its timeouts from the first client.
 pub async fn client(config: &CosmosDBProviderConfig) -> Result<CosmosClient, ConnectError> {
     Ok(connect(config).await?.0)
 }
 
-/// The client, and the tokens that its credential keeps.
+/// The client, and the token cache of its credential.
 pub(crate) async fn connect(
     config: &CosmosDBProviderConfig,
 ) -> Result<(CosmosClient, Option<TokenCache>), ConnectError> {
@@ -87,11 +97,11 @@ pub(crate) async fn connect(
     let runtime = CosmosRuntime::builder().with_connection_pool(pool).build().await.map_err(failed)?;
     let suffix = UserAgentSuffix::try_from(config.user_agent_suffix().to_owned())
         .map_err(|e| ConnectError::Client { endpoint: endpoint.clone(), detail: e.to_string() })?;
-    // Building a client reads the account: the first request, and the one that a wrong credential fails.
+    // Building a client reads the account. That is the first request, so a wrong credential fails here.
     let url = endpoint::parse(&endpoint)?;
     let opening = Opening::new(url.host_str(), config, config.operation_timeout());
     let encoding = binary_encoding(&url, std::env::var(BINARY_ENCODING_VARIABLE).ok().as_deref());
-    let built = opening.ride_out(|| {
+    let built = opening.with_retries(|| {
         let mut builder =
             CosmosClientBuilder::new().with_runtime(runtime.clone()).with_user_agent_suffix(suffix.clone());
         if let Some(encoding) = encoding.clone() {
@@ -101,9 +111,10 @@ pub(crate) async fn connect(
     });
     match built.await? {
         Setup::Done(client) => Ok((client, tokens)),
-        Setup::NotFound | Setup::Conflict => {
-            Err(ConnectError::Client { endpoint: endpoint.clone(), detail: "there is no account here".to_owned() })
-        }
+        Setup::NotFound | Setup::Conflict => Err(ConnectError::Client {
+            endpoint: endpoint.clone(),
+            detail: "there is no account at this endpoint".to_owned(),
+        }),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Advice for a request that was denied (401, 403), by the substatus that the service gives as the reason.
+//! Advice for a denied request (401, 403). The substatus tells the reason.
 
 use super::{
     error::{codes, describe, StoreError},
@@ -6,18 +6,18 @@ use super::{
 };
 use azure_data_cosmos::CosmosError;
 
-/// Why a request was denied.
+/// The reason for a denied request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DenialReason {
-    /// The identity lacks a data plane role (403/5300 to 5303).
+    /// The identity has no data plane role (403/5300 to 5303).
     Role,
-    /// The account takes no keys (403/5202, 5203).
+    /// The account accepts no keys (403/5202, 5203).
     KeysDisabled,
-    /// A network security perimeter does not let the caller in (403/5307).
+    /// A network security perimeter blocks the caller (403/5307).
     Perimeter,
-    /// Any other 403: as a rule the account's firewall, which gives no substatus.
+    /// Any other 403. Usually it comes from the account's firewall, which sends no substatus.
     Network,
-    /// The key or the token is not one of this account (401).
+    /// The key or the token is not valid for this account (401).
     Credential,
 }
 
@@ -34,13 +34,13 @@ impl DenialReason {
 }
 
 impl ContainerLocation {
-    /// The error for a request that was denied, with advice that fits the reason.
+    /// The error for a denied request, with advice for its reason.
     pub(super) fn denied(&self, error: &CosmosError) -> StoreError {
         let (status, substatus) = codes(error);
         self.denied_with(status, substatus, describe(error))
     }
 
-    /// The same, for an operation of a batch.
+    /// The error for a denied operation of a batch.
     pub(super) fn denied_with(&self, status: u16, substatus: u16, detail: String) -> StoreError {
         let advice = self.advice(DenialReason::of(status, substatus));
         StoreError::Denied { credential: self.credential.clone(), detail, advice }
@@ -54,24 +54,25 @@ impl ContainerLocation {
                  create --account-name {account} --resource-group <group> --scope / --principal-id <object id> \
                  --role-definition-id 00000000-0000-0000-0000-000000000002"
             ),
-            DenialReason::KeysDisabled => "The account takes no keys (disableLocalAuth): sign in with Entra ID, for example \
-                 COSMOS_CREDENTIAL=managed-identity"
+            DenialReason::KeysDisabled => "The account accepts no keys (disableLocalAuth): sign in with Entra ID, for \
+                 example COSMOS_CREDENTIAL=managed-identity"
                 .to_owned(),
             DenialReason::Perimeter => format!(
-                "A network security perimeter around {account} does not let this process in: add an inbound access rule \
+                "A network security perimeter around {account} blocks this process: add an inbound access rule \
                  for its address or its managed identity"
             ),
             DenialReason::Network => format!(
                 "The account's firewall or private endpoint settings most likely refuse this address: allow it with az \
-                 cosmosdb update --name {account} --resource-group <group> --ip-range-filter <address>, or connect through \
-                 the private endpoint. If the network is open, check the identity's role"
+                 cosmosdb update --name {account} --resource-group <group> --ip-range-filter <address>, or connect \
+                 through the private endpoint. If the network is open, check the identity's role"
             ),
             DenialReason::Credential if self.signs_with_key() => format!(
-                "Check that the key belongs to {account}, that it was not regenerated, and that this machine's clock is right"
+                "Check that the key belongs to {account}, that it was not regenerated, and that this machine's clock \
+                 is right"
             ),
             DenialReason::Credential => format!(
-                "The account does not accept the token: check that the identity is of the tenant of {account}, that the \
-                 cloud and the token scope are the account's, and that this machine's clock is right"
+                "The account does not accept the token: check that the identity is in the tenant of {account}, that the \
+                 cloud and the token scope fit the account, and that this machine's clock is right"
             ),
         }
     }
@@ -80,7 +81,7 @@ impl ContainerLocation {
         self.credential.contains("key") || self.credential.contains("connection string")
     }
 
-    /// The account's name as `az` filter it.
+    /// The account's name, as `az` expects it.
     pub(super) fn account_name(&self) -> &str {
         self.account.split('.').next().unwrap_or(&self.account)
     }
@@ -90,7 +91,7 @@ impl ContainerLocation {
 mod tests {
     use super::*;
 
-    fn place(credential: &str) -> ContainerLocation {
+    fn location(credential: &str) -> ContainerLocation {
         let (database, container) = ("db".to_owned(), "c".to_owned());
         ContainerLocation {
             account: "acc.documents.azure.com".to_owned(),
@@ -102,7 +103,7 @@ mod tests {
 
     #[test]
     fn each_substatus_has_its_own_advice() {
-        let advice = |status, substatus| place("managed identity").advice(DenialReason::of(status, substatus));
+        let advice = |status, substatus| location("managed identity").advice(DenialReason::of(status, substatus));
         for role in 5300..=5303 {
             assert!(advice(403, role).contains("Data Contributor"), "{role}");
         }
@@ -112,6 +113,6 @@ mod tests {
         assert!(advice(403, 5307).contains("perimeter"));
         assert!(advice(403, 0).contains("--ip-range-filter"));
         assert!(advice(401, 0).contains("tenant") && advice(401, 0).contains("clock"));
-        assert!(place("account key").advice(DenialReason::of(401, 0)).contains("key belongs to acc"));
+        assert!(location("account key").advice(DenialReason::of(401, 0)).contains("key belongs to acc"));
     }
 }

@@ -1,9 +1,10 @@
-//! The indexing policy: only what a query filters or orders by, since every indexed path is paid for on every write.
+//! The indexing policy. It has only the paths that a query filters or orders by, because each path costs RU on every
+//! write.
 
 use azure_data_cosmos::models::{IndexingMode, IndexingPolicy};
 
-/// The paths that queries filter or order by, as the policy spells them.
-pub(crate) const INDEXED_PATHS: &[&str] = &[
+/// The paths that queries filter or order by, in the syntax of the policy.
+pub(super) const INDEXED_PATHS: &[&str] = &[
     "/type/?",
     "/due/?",
     "/seq/?",
@@ -24,7 +25,7 @@ pub(crate) const INDEXED_PATHS: &[&str] = &[
 ];
 
 /// The policy of a container that the provider creates.
-pub(crate) fn policy() -> IndexingPolicy {
+pub(super) fn policy() -> IndexingPolicy {
     let mut policy = IndexingPolicy::default().with_indexing_mode(IndexingMode::Consistent);
     policy.automatic = true;
     for path in INDEXED_PATHS {
@@ -33,19 +34,19 @@ pub(crate) fn policy() -> IndexingPolicy {
     policy.with_excluded_path("/*")
 }
 
-/// The paths that `policy` does not cover, each of which would make a query fail or scan.
-pub(crate) fn missing_paths(policy: Option<&IndexingPolicy>) -> Vec<&'static str> {
-    // A container without a policy of its own indexes everything.
+/// The paths that `policy` does not cover. Without each of them a query fails or scans.
+pub(super) fn missing_paths(policy: Option<&IndexingPolicy>) -> Vec<&'static str> {
+    // A container without its own policy indexes everything.
     let Some(policy) = policy else { return Vec::new() };
     INDEXED_PATHS.iter().copied().filter(|path| !covers(policy, path)).collect()
 }
 
-/// Whether this is the policy of a container that duroxide-cdb made: it indexes a path that only its documents have.
-pub(crate) fn is_of_duroxide_cdb(policy: Option<&IndexingPolicy>) -> bool {
+/// Whether duroxide-cdb created the container. Its policy indexes a path that only its documents have.
+pub(super) fn is_of_duroxide_cdb(policy: Option<&IndexingPolicy>) -> bool {
     policy.is_some_and(|policy| policy.included_paths.iter().any(|included| included.path == "/dispatchSlot/?"))
 }
 
-/// The most precise path that matches decides, as in the service.
+/// Whether the policy indexes a path. As in the service, the most precise path that matches decides.
 fn covers(policy: &IndexingPolicy, path: &str) -> bool {
     if policy.indexing_mode == Some(IndexingMode::None) {
         return false;
@@ -55,7 +56,7 @@ fn covers(policy: &IndexingPolicy, path: &str) -> bool {
     best(&policy.included_paths) > best(&policy.excluded_paths)
 }
 
-/// How precisely `pattern` matches `path`: an exact path beats a longer wildcard, which beats a shorter one.
+/// The precision of the match of `pattern` on `path`. An exact path beats a longer wildcard, which beats a shorter one.
 fn precision(pattern: &str, path: &str) -> Option<usize> {
     if pattern == path {
         return Some(usize::MAX);
@@ -92,7 +93,7 @@ mod tests {
         for indexed in INDEXED_PATHS {
             assert!(
                 needed.iter().any(|path| path == indexed),
-                "{indexed} is paid for on every write, and no query uses it"
+                "{indexed} costs RU on every write, and no query uses it"
             );
         }
     }
@@ -106,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_that_leaves_a_path_out_is_told_which() {
+    fn a_policy_that_leaves_a_path_out_is_reported_with_that_path() {
         let partial = IndexingPolicy::default().with_included_path("/type/?").with_excluded_path("/*");
         let missing = missing_paths(Some(&partial));
         assert!(missing.contains(&"/due/?") && !missing.contains(&"/type/?"), "{missing:?}");
@@ -118,7 +119,7 @@ mod tests {
         sql::parse(text).unwrap_or_else(|error| panic!("{error}: {text}"))
     }
 
-    /// The paths that a query filters or orders by, as the policy spells them.
+    /// The paths that a query filters or orders by, in the syntax of the policy.
     fn paths(text: &str) -> Vec<String> {
         let query = parse(text);
         let ordered = query.order_by().iter().filter_map(|key| key.path.as_ref());

@@ -1,12 +1,15 @@
 //! Queries, page by page.
 //!
-//! A page that fails is asked for again and the ones before it are not: a long history is read under throttling as long as
-//! each of its pages gets through. The position after the last page that came is the SDK's continuation; with it a query
-//! goes on in a new iterator, since one that has failed gives nothing more.
+//! The store repeats only the page that failed. So it can read a long history under throttling, as long as each page
+//! succeeds once. After a failed page the SDK's iterator returns nothing more. The query continues in a new iterator,
+//! from the SDK's continuation token after the last page.
 
 use super::{
-    error::StoreError, regions::Origin, rows::Rows, Call, CallOutcome, Deadline, OperationKind, Response, Statement,
-    Store, MIN_PAUSE,
+    call::{Call, CallOutcome, Response, MIN_PAUSE},
+    error::StoreError,
+    regions::Origin,
+    rows::Rows,
+    Deadline, OperationKind, Statement, Store,
 };
 use crate::model::Partition;
 use azure_data_cosmos::{
@@ -21,12 +24,12 @@ use std::{marker::PhantomData, time::Duration};
 use tokio::time::Instant;
 use tracing::Instrument;
 
-/// How long a query of several pages may take.
+/// The time limit of a query of several pages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum QueryTimeout {
-    /// All its pages together.
+    /// A deadline for all pages together.
     Until(Deadline),
-    /// Each page: what makes progress may go on.
+    /// A time limit for each page. A query that makes progress may continue.
     PerPage(Duration),
 }
 
@@ -37,7 +40,7 @@ impl From<Deadline> for QueryTimeout {
 }
 
 impl QueryTimeout {
-    /// By when the next page must have come.
+    /// The deadline of the next page.
     fn deadline(self) -> Deadline {
         match self {
             Self::Until(deadline) => deadline,
@@ -47,60 +50,60 @@ impl QueryTimeout {
 }
 
 impl Store {
-    /// Asks one logical partition; returns everything that matches. A document that can't be read is an error, which names it:
+    /// Queries one logical partition and returns all rows. An unreadable document is an error that names it, because
     /// decisions about an instance need all of its documents.
     pub(crate) async fn query_partition<T: DeserializeOwned + Send + 'static>(
         &self,
         partition: &Partition,
         statement: Statement,
-        patience: impl Into<QueryTimeout>,
+        timeout: impl Into<QueryTimeout>,
     ) -> Result<Vec<T>, StoreError> {
-        self.partition_pages(partition, statement, patience)?.collect().await?.complete()
+        self.partition_pages(partition, statement, timeout)?.collect().await?.complete()
     }
 
-    /// Asks one logical partition page by page, for what may be too much to hold.
+    /// Queries one logical partition page by page, for results that may not fit into memory.
     pub(crate) fn partition_pages<T: DeserializeOwned + Send + 'static>(
         &self,
         partition: &Partition,
         statement: Statement,
-        patience: impl Into<QueryTimeout>,
+        timeout: impl Into<QueryTimeout>,
     ) -> Result<Pages<T>, StoreError> {
-        let patience = patience.into();
-        let call = self.call(OperationKind::PartitionQuery, partition, statement.name(), patience.deadline());
-        self.pages(call, statement, FeedScope::partition(partition), patience)
+        let timeout = timeout.into();
+        let call = self.call(OperationKind::PartitionQuery, partition, statement.name(), timeout.deadline());
+        self.pages(call, statement, FeedScope::partition(partition), timeout)
     }
 
-    /// Asks the whole container; returns everything that matches, so the statement bounds it. The caller says what becomes of
-    /// rows that can't be read: they must not fail what is asked about other instances.
+    /// Queries the whole container and returns all rows, so the statement must limit them. The caller decides about
+    /// unreadable rows: they must not fail a query about other instances.
     pub(crate) async fn query_container<T: DeserializeOwned + Send + 'static>(
         &self,
         statement: Statement,
-        patience: impl Into<QueryTimeout>,
+        timeout: impl Into<QueryTimeout>,
     ) -> Result<Rows<T>, StoreError> {
-        self.container_pages(statement, patience)?.collect().await
+        self.container_pages(statement, timeout)?.collect().await
     }
 
-    /// Asks the whole container page by page, for what may be too much to hold or may stop early. Nothing is sent before
-    /// the first page is asked for.
+    /// Queries the whole container page by page, for results that may not fit into memory, or if the caller may stop
+    /// early. Sends nothing before the caller asks for the first page.
     pub(crate) fn container_pages<T: DeserializeOwned + Send + 'static>(
         &self,
         statement: Statement,
-        patience: impl Into<QueryTimeout>,
+        timeout: impl Into<QueryTimeout>,
     ) -> Result<Pages<T>, StoreError> {
-        self.pages_across(FeedScope::full_container(), statement, patience.into())
+        self.pages_across(FeedScope::full_container(), statement, timeout.into())
     }
 
     pub(super) fn pages_across<T: DeserializeOwned + Send + 'static>(
         &self,
         scope: FeedScope,
         statement: Statement,
-        patience: QueryTimeout,
+        timeout: QueryTimeout,
     ) -> Result<Pages<T>, StoreError> {
-        // `TOP` never reaches the partitions: without a page size each returns as much as it likes.
+        // The SDK does not send `TOP` to the partitions. Without a page size each partition chooses its own.
         debug_assert!(statement.page_size().is_some(), "{} has no page size", statement.name());
         let anywhere = Partition::system("any");
-        let call = self.call(OperationKind::ContainerQuery, &anywhere, statement.name(), patience.deadline());
-        self.pages(call, statement, scope, patience)
+        let call = self.call(OperationKind::ContainerQuery, &anywhere, statement.name(), timeout.deadline());
+        self.pages(call, statement, scope, timeout)
     }
 
     fn pages<T: DeserializeOwned + Send + 'static>(
@@ -108,17 +111,17 @@ impl Store {
         call: Call,
         statement: Statement,
         scope: FeedScope,
-        patience: QueryTimeout,
+        timeout: QueryTimeout,
     ) -> Result<Pages<T>, StoreError> {
         let call = match statement.request_options() {
             request_options if request_options.is_authoritative() => call.with_options(request_options),
-            request_options => call.with_options(request_options).leaving_session(),
+            request_options => call.with_options(request_options).ending_on_session_refusal(),
         };
         let page_size = statement.page_size().map_or(MaxItemCountHint::ServerDecides, MaxItemCountHint::Limit);
         let query = statement.into_query()?;
         let (store, position) = (self.clone(), Position::Start);
-        let (range, open, relisted, row) = (None, None, false, PhantomData);
-        Ok(Pages { store, call, patience, query, scope, range, page_size, open, position, relisted, row })
+        let (range, open, refreshed, row) = (None, None, false, PhantomData);
+        Ok(Pages { store, call, timeout, query, scope, range, page_size, open, position, refreshed, row })
     }
 }
 
@@ -126,26 +129,26 @@ impl Store {
 pub(crate) struct Pages<T> {
     store: Store,
     call: Call,
-    patience: QueryTimeout,
+    timeout: QueryTimeout,
     query: Query,
     scope: FeedScope,
-    /// The physical partitions that it asks, where it asks some of them only.
+    /// The physical partitions of the query, if it does not ask all of them.
     range: Option<FeedRange>,
     page_size: MaxItemCountHint,
-    /// The list of physical partitions was fetched anew after a page was refused.
-    relisted: bool,
-    /// The SDK's iterator, until a page of it fails. The SDK reads a page as a whole, so it gets a type that can't fail: each
-    /// row is read by itself afterwards.
+    /// Whether the list of physical partitions was fetched again after a refused page.
+    refreshed: bool,
+    /// The SDK's iterator, until one of its pages fails. The SDK parses a page as a whole, so it gets a row type that
+    /// can't fail. The store parses each row afterwards.
     open: Option<QueryPageIterator<Box<RawValue>>>,
     position: Position,
     row: PhantomData<fn() -> T>,
 }
 
-/// Where the pages that came so far end.
+/// The position after the pages so far.
 enum Position {
     Start,
     After(ContinuationToken),
-    /// The SDK could not say.
+    /// The SDK has no continuation token.
     Unknown,
     End,
 }
@@ -156,25 +159,25 @@ impl<T: DeserializeOwned + Send + 'static> Pages<T> {
         self
     }
 
-    /// The next page, which may be empty; none after the last.
+    /// The next page, which may be empty. `None` after the last page.
     pub(crate) async fn next(&mut self) -> Result<Option<Rows<T>>, StoreError> {
         let span = self.call.span.clone();
         let page = self.next_page().instrument(span).await?;
         Ok(page.map(|rows| self.store.read_rows(&self.call, rows)))
     }
 
-    /// So many rows or more, where the service's pages are smaller, too; and whether there may be still more.
+    /// Reads pages until it has at least `rows` rows. Also returns whether there may be more.
     pub(crate) async fn at_least(&mut self, rows: usize) -> Result<(Rows<T>, bool), StoreError> {
         let mut found = Rows::default();
         while found.len() < rows {
-            // After the last page this takes no request.
+            // The call after the last page takes no request.
             let Some(page) = self.next().await? else { return Ok((found, false)) };
             found.extend(page);
         }
         Ok((found, true))
     }
 
-    /// All rows that are left.
+    /// All remaining rows.
     pub(crate) async fn collect(mut self) -> Result<Rows<T>, StoreError> {
         let mut rows = Rows::default();
         while let Some(page) = self.next().await? {
@@ -184,37 +187,39 @@ impl<T: DeserializeOwned + Send + 'static> Pages<T> {
     }
 
     async fn next_page(&mut self) -> Result<Option<Vec<Box<RawValue>>>, StoreError> {
-        self.call.deadline = self.patience.deadline();
+        self.call.deadline = self.timeout.deadline();
         let mut pause = MIN_PAUSE;
         while !matches!(self.position, Position::End) {
             if self.call.request_options.is_authoritative() && !self.store.inner.regions.is_write_region_known() {
                 Box::pin(self.store.find_write_region(self.call.deadline)).await?;
             }
             if matches!((&self.open, &self.position), (None, Position::Unknown)) {
-                return Err(self.call.give_up("a page failed, and the SDK can't go on from the one before"));
+                return Err(self
+                    .call
+                    .retryable_error("a page failed, and the SDK can't continue after the page before it"));
             }
             self.call.begun = Instant::now();
-            let outcome = tokio::time::timeout_at(self.call.deadline.instant(), self.ask()).await;
+            let outcome = tokio::time::timeout_at(self.call.deadline.instant(), self.request_page()).await;
             if !matches!(outcome, Ok(Ok(_))) {
                 self.open = None;
             }
             let store = self.store.clone();
-            let judged = store.judge(&mut self.call, outcome, &mut pause).await;
-            let answer = match judged {
-                Err(StoreError::Rejected { .. }) if !self.relisted => {
-                    Box::pin(self.relist()).await?;
+            let interpreted = store.interpret(&mut self.call, outcome, &mut pause).await;
+            let answer = match interpreted {
+                Err(StoreError::Rejected { .. }) if !self.refreshed => {
+                    Box::pin(self.refresh_partitions()).await?;
                     continue;
                 }
-                answer => answer.map_err(|error| self.in_midst(error))?,
+                answer => answer.map_err(|error| self.continuation_error(error))?,
             };
             match answer {
                 Some(CallOutcome::Response(page)) => match page.origin {
                     Origin::Write => return Ok(page.items),
                     Origin::Other => {}
-                    Origin::Excluded => Box::pin(self.meet_excluded(&mut pause)).await?,
+                    Origin::Excluded => Box::pin(self.find_moved_write_region(&mut pause)).await?,
                 },
                 Some(CallOutcome::SessionRefused) => {
-                    self.call.leaves_session = false;
+                    self.call.ends_on_session_refusal = false;
                     self.call.request_options = self.call.request_options.authoritative();
                 }
                 Some(CallOutcome::Refused(refusal)) => {
@@ -227,8 +232,8 @@ impl<T: DeserializeOwned + Send + 'static> Pages<T> {
         Ok(None)
     }
 
-    /// Asks for the page at the present position, once.
-    async fn ask(&mut self) -> Result<Page, CosmosError> {
+    /// Requests the page at the current position, once.
+    async fn request_page(&mut self) -> Result<Page, CosmosError> {
         let pages = match &mut self.open {
             Some(pages) => pages,
             None => {
@@ -252,18 +257,18 @@ impl<T: DeserializeOwned + Send + 'static> Pages<T> {
         if origin == Origin::Write {
             self.position = pages.to_continuation_token().map_or(Position::Unknown, Position::After);
         } else {
-            // The page does not count: it is asked for again, from the same position.
+            // The page does not count. The query requests it again from the same position.
             self.open = None;
         }
         Ok(Page { items: Some(page.into_items()), requests, charge, origin })
     }
 
-    /// A region has answered that was excluded: the write region may be another one by now.
-    async fn meet_excluded(&mut self, pause: &mut Duration) -> Result<(), StoreError> {
+    /// Finds the write region again, because a region answered that was excluded. The write region may have moved.
+    async fn find_moved_write_region(&mut self, pause: &mut Duration) -> Result<(), StoreError> {
         self.store.find_write_region(self.call.deadline).await?;
         self.store.pause(pause, None, self.call.deadline).await;
         if self.call.deadline.passed() {
-            return Err(self.call.give_up("the write region did not answer, another region did"));
+            return Err(self.call.retryable_error("another region answered instead of the write region"));
         }
         Ok(())
     }
@@ -283,25 +288,25 @@ impl<T: DeserializeOwned + Send + 'static> Pages<T> {
         }
     }
 
-    /// A physical partition that was merged with another answers 400, and the SDK keeps the list that names it. So the list
-    /// is fetched anew before a 400 is taken for a wrong query.
-    async fn relist(&mut self) -> Result<(), StoreError> {
-        self.relisted = true;
+    /// Fetches the list of physical partitions again. A partition that was merged with another answers 400, and the SDK
+    /// keeps its old list. So a 400 proves a wrong query only with a current list.
+    async fn refresh_partitions(&mut self) -> Result<(), StoreError> {
+        self.refreshed = true;
         let partitions = self.store.refresh_partitions(self.call.deadline).await?;
         match &self.range {
             Some(range) if !partitions.contains(range) => {
-                let detail = format!("the query {} asked partitions that were merged or split", self.call.document);
+                let detail = format!("the partitions of the query {} were merged or split", self.call.document);
                 Err(StoreError::PartitionsChanged { detail })
             }
             _ => Ok(()),
         }
     }
 
-    /// A query whose first page was taken is not wrong in itself: what is refused later is its continuation, as when
-    /// partitions have merged meanwhile. Asked again from the start it activities.
-    fn in_midst(&self, error: StoreError) -> StoreError {
+    /// The error for a page after the first. The service accepted the query itself, so a refusal concerns its
+    /// continuation, for example because partitions were merged meanwhile. The same query from the start succeeds.
+    fn continuation_error(&self, error: StoreError) -> StoreError {
         match (&self.position, error) {
-            (Position::After(_), StoreError::Rejected { detail, .. }) => self.call.give_up(&detail),
+            (Position::After(_), StoreError::Rejected { detail, .. }) => self.call.retryable_error(&detail),
             (_, error) => error,
         }
     }

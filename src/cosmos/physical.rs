@@ -1,28 +1,32 @@
-//! Physical partitions: asked one at a time, so that a look costs the same however many there are.
+//! Queries of one physical partition at a time, so that the cost of a poll does not depend on their number.
 //!
-//! Only whole ones are asked. The gateway answers 400 to a window inside a physical partition, so that ranges come from
-//! [`Store::physical_partitions`] and nowhere else. One that is split meanwhile is answered by all that it has become. One
-//! that is merged with its neighbour is such a window from then on. The service answers 400 to that, and the SDK keeps its
-//! list: so after a 400 the list is fetched anew, and a range that is not in it any more is reported as
+//! A query asks whole physical partitions only. The gateway answers 400 to a range inside a physical partition, so all
+//! ranges come from [`Store::physical_partitions`].
+//!
+//! - After a split, all new partitions of a range answer together.
+//! - After a merge, the old range is inside a physical partition. The service answers 400, and the SDK keeps its list.
+//!
+//! So after a 400 the store fetches the list again. It reports a range that is no longer listed as
 //! [`StoreError::PartitionsChanged`].
 
 use super::{
+    call::MIN_PAUSE,
     error::{describe, StoreError},
-    Deadline, Pages, QueryTimeout, Statement, Store, MIN_PAUSE,
+    Deadline, Pages, QueryTimeout, Statement, Store,
 };
 use azure_data_cosmos::{feed::FeedRange, options::ReadFeedRangesOptions, FeedScope};
 use serde::de::DeserializeOwned;
 
 impl Store {
-    /// The container's physical partitions, by their hashes.
+    /// The container's physical partitions, in the order of their hashes.
     ///
-    /// The SDK has the list since the container was opened and gets another when an answer shows that it is out of date, so
-    /// that this takes no request as a rule.
+    /// The SDK has the list since the container was opened, and replaces it when an answer shows that it is out of
+    /// date. So this call usually takes no request.
     pub(crate) async fn physical_partitions(&self, deadline: Deadline) -> Result<Vec<FeedRange>, StoreError> {
         self.list_partitions(ReadFeedRangesOptions::default(), deadline).await
     }
 
-    /// The same, from the service and not from what the SDK remembers.
+    /// The same list, fetched from the service instead of the SDK's cache.
     pub(super) async fn refresh_partitions(&self, deadline: Deadline) -> Result<Vec<FeedRange>, StoreError> {
         self.list_partitions(ReadFeedRangesOptions::default().with_force_refresh(true), deadline).await
     }
@@ -34,15 +38,15 @@ impl Store {
     ) -> Result<Vec<FeedRange>, StoreError> {
         let mut pause = MIN_PAUSE;
         loop {
-            let asked = self.inner.container.read_feed_ranges(Some(options.clone()));
-            let detail = match tokio::time::timeout_at(deadline.instant(), asked).await {
+            let listing = self.inner.container.read_feed_ranges(Some(options.clone()));
+            let detail = match tokio::time::timeout_at(deadline.instant(), listing).await {
                 Ok(Ok(mut ranges)) => {
                     ranges.sort_by(|a, b| a.min_inclusive().cmp(b.min_inclusive()));
                     return Ok(ranges);
                 }
-                // Whatever the SDK met on the way, it only says that there is no list.
+                // The SDK reports every failure as a missing list.
                 Ok(Err(error)) => describe(&error),
-                Err(_) => "the deadline passed while the request was on its way".to_owned(),
+                Err(_) => "the deadline passed while the request was in flight".to_owned(),
             };
             self.pause(&mut pause, None, deadline).await;
             if deadline.passed() {
@@ -51,14 +55,14 @@ impl Store {
         }
     }
 
-    /// Asks the physical partitions that `range` covers, page by page.
+    /// Queries the physical partitions in `range`, page by page.
     pub(crate) fn range_pages<T: DeserializeOwned + Send + 'static>(
         &self,
         range: &FeedRange,
         statement: Statement,
-        patience: impl Into<QueryTimeout>,
+        timeout: impl Into<QueryTimeout>,
     ) -> Result<Pages<T>, StoreError> {
-        let pages = self.pages_across(FeedScope::range(range.clone()), statement, patience.into())?;
+        let pages = self.pages_across(FeedScope::range(range.clone()), statement, timeout.into())?;
         Ok(pages.of_range(range))
     }
 }

@@ -1,22 +1,21 @@
-//! Whether batches of this account, by this client, are what the provider relies on: all or nothing, and bound to `ifMatch`.
+//! Probes the transactional batches of an account: they must be atomic and honour `ifMatch`.
 //!
-//! Gateway 2.0 may drop the flag that makes a batch atomic, and emulators were reported to ignore conditions inside batches.
-//! Either would let two workers commit the same turn. So opening sends one batch that must be refused and looks whether it
-//! left anything behind. On a sound account nothing is written.
+//! Gateway 2.0 may drop the flag that makes a batch atomic. Some emulators are reported to ignore conditions inside
+//! batches. Either fault would let two workers commit the same turn. So opening sends one batch that must be rolled
+//! back, and reads whether a part of it was applied. On a sound account the probe writes nothing.
 
 use super::{BatchOutcome, Deadline, Freshness, Store, StoreError};
-use crate::model::Operation;
-use crate::model::{DocumentId, FormatDocument, Partition};
+use crate::model::{DocumentId, FormatDocument, Operation, Partition};
 use azure_core::http::Etag;
 use serde::Serialize;
 use serde_json::{json, Value};
 
-/// What is wrong with an account's batches.
+/// A fault of an account's batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flaw {
-    /// A batch was done although a document was not as its condition says.
+    /// A batch was applied although a document had another ETag than its condition.
     IgnoresConditions,
-    /// A batch was refused, and a part of it was done.
+    /// A batch was refused, but a part of it was applied.
     NotAtomic,
 }
 
@@ -32,23 +31,23 @@ impl Flaw {
 /// No document has this ETag.
 pub(super) const NO_ETAG: &str = "\"00000000-0000-0000-0000-000000000000\"";
 
-/// Sends a batch that must be rolled back to the partition of the container's format document, which must be there.
+/// Sends a batch that must be rolled back to the partition of the format document. That document must exist.
 pub(super) async fn batches(store: &Store, deadline: Deadline) -> Result<Option<Flaw>, StoreError> {
     let format = FormatDocument::new();
     batches_with(store, (&format.instance_id, &format.id, &format), deadline).await
 }
 
-/// The same with another document that is there. On an account that ignores conditions it is replaced.
+/// The same probe with another existing document. An account that ignores conditions replaces it.
 pub(super) async fn batches_with(
     store: &Store,
-    (partition, there, as_it_is): (&Partition, &DocumentId, &(impl Serialize + Sync)),
+    (partition, existing, unchanged): (&Partition, &DocumentId, &(impl Serialize + Sync)),
     deadline: Deadline,
 ) -> Result<Option<Flaw>, StoreError> {
     let id = DocumentId::new("probe", &[&store.inner.randomness.token()]);
-    // Should the process die before it can delete the document of an unsound account, time to live does.
+    // On a faulty account the process may die before it deletes this document. Then its time to live removes it.
     let document = json!({ "id": id, "instanceId": partition, "type": "probe", "ttl": 60 });
     let operations =
-        [Operation::create(&document)?, Operation::replace(there.clone(), as_it_is, Some(&Etag::from(NO_ETAG)))?];
+        [Operation::create(&document)?, Operation::replace(existing.clone(), unchanged, Some(&Etag::from(NO_ETAG)))?];
     let flaw = match store.batch(partition, &operations, deadline).await? {
         BatchOutcome::Committed(_) => Some(Flaw::IgnoresConditions),
         BatchOutcome::RolledBack(back) if (back.index, back.status) == (1, 412) => None,

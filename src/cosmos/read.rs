@@ -1,23 +1,25 @@
-//! Reading one document by its id.
+//! Reads one document by its id.
 //!
-//! Three kinds of read, told apart by what they are for:
+//! There are three kinds of read:
 //!
-//! - one that only **glances** ([`Store::read_eventual`]) may be answered by any replica, however old, and comes after all others;
-//! - one that only **looks** ([`Freshness::Session`]) may be answered by any region, at least as new as what this process
-//!   has written or seen;
-//! - an **authoritative** one ([`Freshness::Authoritative`]) decides something, and is answered where writes go. A quorum
-//!   read of another region, however strong within it, may not have the write yet: a commit would look undone, a lock free.
+//! - **eventual** ([`Store::read_eventual`]): any replica may answer, however old its data. It has low priority.
+//! - **session** ([`Freshness::Session`]): any region may answer whose data includes all that this process has
+//!   written or seen.
+//! - **authoritative** ([`Freshness::Authoritative`]): the write region answers. Every decision of the
+//!   provider depends on such a read. A quorum read of another region may lack the newest write. Then a commit would look undone, or a lock
+//!   free.
 //!
-//! No option of a point read names the write region, and a region that is preferred, hedged or failed over to for reads
-//! need not be it. A transactional batch goes where writes go and nowhere else; this one holds a single read.
+//! No option of a point read names the write region. A region that is preferred, hedged or failed over to for reads
+//! need not be the write region. A transactional batch goes to the write region only, so an authoritative read is a
+//! batch of one read.
 
 use super::{
     batch::Results,
-    error::{describe, StoreError},
-    no_etag,
+    call::CallOutcome,
+    error::{describe, no_etag, StoreError},
     request_options::RequestOptions,
     rows::cant_be_read,
-    CallOutcome, Deadline, OperationKind, Store,
+    Deadline, OperationKind, Store,
 };
 use crate::model::{DocumentId, Partition};
 use azure_core::http::Etag;
@@ -32,17 +34,17 @@ use serde::{
 use serde_json::{value::RawValue, Value};
 use tracing::Instrument;
 
-/// Which writes a read must see.
+/// The writes that a read must see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Freshness {
-    /// What this process has written and been told about, at least.
+    /// At least every write of this process that the service has confirmed.
     Session,
-    /// Everything that was committed, answers that never came included. Every read that decides something is of this
-    /// kind, and no other is.
+    /// Every committed write, including those whose answers were lost. The provider uses it for each read that a
+    /// decision depends on, and for no other.
     Authoritative,
 }
 
-/// A document as it was read, with the ETag that it had.
+/// A document, and its ETag when it was read.
 #[derive(Clone, Debug)]
 pub(crate) struct Versioned<T> {
     pub(crate) document: T,
@@ -50,7 +52,7 @@ pub(crate) struct Versioned<T> {
 }
 
 impl<T: DeserializeOwned> Versioned<T> {
-    /// A document as a query that selects all of it returns it.
+    /// A document from a row of a query that selects whole documents.
     pub(crate) fn from_row(row: Value) -> Result<Self, StoreError> {
         let id = row.get("id").and_then(Value::as_str).unwrap_or("without id").to_owned();
         let etag = row.get("_etag").and_then(Value::as_str).ok_or_else(|| no_etag(&id))?;
@@ -68,7 +70,7 @@ impl<'de, T: DeserializeOwned> Deserialize<'de> for Versioned<T> {
     }
 }
 
-/// A document as it was read, or an error that names it and says what of it can't be read: the SDK's does neither.
+/// Parses a document. The error names the document and the reason, which the SDK's error does not.
 fn model<T: DeserializeOwned>(
     partition: &Partition,
     id: &DocumentId,
@@ -90,12 +92,12 @@ impl Store {
     ) -> Result<Option<Versioned<T>>, StoreError> {
         match freshness {
             Freshness::Session => self.read_anywhere(partition, id, RequestOptions::default(), deadline).await,
-            Freshness::Authoritative => self.read_where_writes_go(partition, id, deadline).await,
+            Freshness::Authoritative => self.read_in_write_region(partition, id, deadline).await,
         }
     }
 
-    /// Reads what is looked at several times a second: the cheapest read there is, which may be behind what this process has
-    /// written itself.
+    /// Reads a document at the lowest price, for documents that are read several times a second. The answer may be
+    /// older than the writes of this process.
     pub(crate) async fn read_eventual<T: DeserializeOwned>(
         &self,
         partition: &Partition,
@@ -113,23 +115,23 @@ impl Store {
         deadline: Deadline,
     ) -> Result<Option<Versioned<T>>, StoreError> {
         let call = self.call(OperationKind::Read, partition, id.as_str(), deadline).with_options(request_options);
-        let mut call = call.leaving_session();
+        let mut call = call.ending_on_session_refusal();
         let span = call.span.clone();
-        let reading = self.ride_out(&mut call, |options| {
+        let reading = self.with_retries(&mut call, |options| {
             let options = ItemReadOptions::default().with_operation_options(options);
             Box::pin(self.inner.container.read_item(partition, id.as_str(), Some(options)))
         });
         let response = match reading.instrument(span).await? {
             CallOutcome::Response(response) => response,
             CallOutcome::Refused(_) => return Ok(None),
-            CallOutcome::SessionRefused => return self.read_where_writes_go(partition, id, deadline).await,
+            CallOutcome::SessionRefused => return self.read_in_write_region(partition, id, deadline).await,
         };
         let etag = response.headers().etag().cloned().ok_or_else(|| no_etag(id.as_str()))?;
         let document = model(partition, id, response.into_model())?;
         Ok(Some(Versioned { document, etag }))
     }
 
-    async fn read_where_writes_go<T: DeserializeOwned>(
+    async fn read_in_write_region<T: DeserializeOwned>(
         &self,
         partition: &Partition,
         id: &DocumentId,
@@ -137,21 +139,21 @@ impl Store {
     ) -> Result<Option<Versioned<T>>, StoreError> {
         let mut call = self.call(OperationKind::Read, partition, id.as_str(), deadline);
         let batch = TransactionalBatch::new(partition).read_item(id.as_str().to_owned(), None);
-        // A batch counts as a write: unless bodies are asked for, the SDK asks the service to leave them out.
+        // A batch counts as a write, and the SDK asks for no bodies of writes by default.
         let results = self.send_batch(&mut call, batch, ContentResponseOnWrite::Enabled).await?;
         read_result(partition, id, &results)
     }
 }
 
 impl Store {
-    /// Finds out which region takes writes, by a batch that reads nothing.
+    /// Finds the write region with a batch that reads a missing document.
     pub(super) async fn find_write_region(&self, deadline: Deadline) -> Result<(), StoreError> {
         let (partition, nothing) = (Partition::system("any"), DocumentId::new("any", &[]));
-        self.read_where_writes_go::<Value>(&partition, &nothing, deadline).await.map(drop)
+        self.read_in_write_region::<Value>(&partition, &nothing, deadline).await.map(drop)
     }
 }
 
-/// The document in the answer to a batch that only reads it.
+/// The document in the answer to a batch of one read.
 fn read_result<T: DeserializeOwned>(
     partition: &Partition,
     id: &DocumentId,

@@ -1,9 +1,10 @@
-//! Rows of a query, each read by itself: one that this version can't read hides no other.
+//! Rows of a query. Each row is parsed separately, so that one unreadable row hides no other.
 //!
-//! A document may be unreadable because a newer version has written it, or because somebody has changed it by hand. Each such row is
-//! counted, and named in the log once a minute. [`Rows`] makes every caller say whether it can do without it.
+//! A document is unreadable if a newer version wrote it, or if it was changed by hand. A metric counts each such row,
+//! and the log names it at most once a minute. Every caller of [`Rows`] chooses between an error and the rows that
+//! can be read.
 
-use super::{error::StoreError, Call, Store};
+use super::{call::Call, error::StoreError, Store};
 use crate::telemetry;
 use serde::{de::DeserializeOwned, Deserialize, Deserializer};
 use serde_json::{value::RawValue, Value};
@@ -25,21 +26,21 @@ pub(crate) struct Rows<T> {
 /// A row that this version can't read.
 #[derive(Clone, Debug)]
 pub(crate) struct Unreadable {
-    /// The row as JSON, or null where it is not even that.
+    /// The row as JSON, or null if it is not JSON.
     pub(crate) row: Value,
-    /// Where the query looked, for rows that don't say where they lie.
-    asked: String,
-    /// Why it can't be read.
+    /// The partition of the query, for rows without a partition key.
+    queried: String,
+    /// The parser's error.
     pub(crate) error: String,
 }
 
 impl Unreadable {
-    /// The key of the partition that it lies in.
+    /// The key of the row's partition.
     pub(crate) fn partition(&self) -> &str {
-        self.text("instanceId").unwrap_or(&self.asked)
+        self.text("instanceId").unwrap_or(&self.queried)
     }
 
-    /// The document's id; some queries ask for instances only, and not for the id.
+    /// The document's id. Some queries select instances without their id.
     pub(crate) fn id(&self) -> &str {
         self.text("id").unwrap_or("instance")
     }
@@ -53,9 +54,9 @@ impl Unreadable {
     }
 }
 
-/// The error of a caller that needs a document which this version can't read.
-pub(super) fn cant_be_read(partition: &str, id: &str, why: &str) -> StoreError {
-    StoreError::Malformed { detail: format!("document {id} of partition {partition:?} can't be read: {why}") }
+/// The error for a caller that needs a document that this version can't read.
+pub(super) fn cant_be_read(partition: &str, id: &str, reason: &str) -> StoreError {
+    StoreError::Malformed { detail: format!("document {id} of partition {partition:?} can't be read: {reason}") }
 }
 
 impl<T> Default for Rows<T> {
@@ -65,7 +66,7 @@ impl<T> Default for Rows<T> {
 }
 
 impl<T> Rows<T> {
-    /// Rows, the unreadable ones included.
+    /// The number of rows, including unreadable ones.
     pub(crate) fn len(&self) -> usize {
         self.read.len() + self.unreadable.len()
     }
@@ -74,7 +75,7 @@ impl<T> Rows<T> {
         self.len() == 0
     }
 
-    /// All rows, for a caller whose answer would be wrong without one of them.
+    /// All rows, or an error if one is unreadable: for a caller that needs every row.
     pub(crate) fn complete(self) -> Result<Vec<T>, StoreError> {
         match self.unreadable.first() {
             Some(unreadable) => Err(unreadable.to_error()),
@@ -82,12 +83,12 @@ impl<T> Rows<T> {
         }
     }
 
-    /// The rows that could be read, for a caller that can do without the others. The log names those.
+    /// The rows that can be read, for a caller that does not need the others. The log names the others.
     pub(crate) fn readable(self) -> Vec<T> {
         self.read
     }
 
-    /// Both kinds, for a caller that tells of the unreadable ones.
+    /// The rows that can be read, and the unreadable ones: for a caller that reports both.
     pub(crate) fn into_parts(self) -> (Vec<T>, Vec<Unreadable>) {
         (self.read, self.unreadable)
     }
@@ -99,7 +100,7 @@ impl<T> Rows<T> {
 }
 
 impl Store {
-    /// Reads the rows of a page one by one.
+    /// Parses the rows of a page one by one.
     pub(super) fn read_rows<T: DeserializeOwned>(&self, call: &Call, page: Vec<Box<RawValue>>) -> Rows<T> {
         let mut rows = Rows { read: Vec::with_capacity(page.len()), unreadable: Vec::new() };
         for raw in page {
@@ -107,8 +108,8 @@ impl Store {
                 Ok(row) => rows.read.push(row),
                 Err(error) => {
                     let row = serde_json::from_str(raw.get()).unwrap_or_default();
-                    let unreadable = Unreadable { row, asked: call.partition.clone(), error: error.to_string() };
-                    self.tell_of(&unreadable, &call.document);
+                    let unreadable = Unreadable { row, queried: call.partition.clone(), error: error.to_string() };
+                    self.report_unreadable(&unreadable, &call.document);
                     rows.unreadable.push(unreadable);
                 }
             }
@@ -116,16 +117,16 @@ impl Store {
         rows
     }
 
-    fn tell_of(&self, unreadable: &Unreadable, query: &str) {
+    fn report_unreadable(&self, unreadable: &Unreadable, query: &str) {
         telemetry::unreadable();
         let (partition, id) = (unreadable.partition(), unreadable.id());
-        if self.inner.told.is_news(partition, id) {
+        if self.inner.unreadable_log.is_due(partition, id) {
             warn!(partition, id, query, error = unreadable.error, "skipped a document that this version can't read");
         }
     }
 }
 
-/// For a field of documents that may be anybody's: a value of another type says nothing.
+/// Deserialises a field, with the default for a value of another type: for documents that other applications may write.
 pub(crate) fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -134,27 +135,27 @@ where
     Ok(serde_json::from_value(Value::deserialize(deserializer)?).unwrap_or_default())
 }
 
-/// Which unreadable documents the log has named lately: polls find the same ones several times a second.
+/// The unreadable documents that the log has named in the last minute. Polls find the same ones several times a second.
 #[derive(Default)]
-pub(super) struct Told(Mutex<HashMap<(String, String), Instant>>);
+pub(super) struct UnreadableLog(Mutex<HashMap<(String, String), Instant>>);
 
-impl Told {
-    /// A document is named so often.
-    const EVERY: Duration = Duration::from_secs(60);
-    /// With more of them, all are named again.
-    const MOST: usize = 1_000;
+impl UnreadableLog {
+    /// The interval between two log messages about the same document.
+    const INTERVAL: Duration = Duration::from_secs(60);
+    /// The number of remembered documents. Beyond it the log forgets them, and names all of them again.
+    const CAPACITY: usize = 1_000;
 
-    fn is_news(&self, partition: &str, id: &str) -> bool {
+    fn is_due(&self, partition: &str, id: &str) -> bool {
         let now = Instant::now();
-        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (partition.to_owned(), id.to_owned());
-        if told.get(&key).is_some_and(|last| now.duration_since(*last) < Self::EVERY) {
+        if log.get(&key).is_some_and(|last| now.duration_since(*last) < Self::INTERVAL) {
             return false;
         }
-        if told.len() >= Self::MOST {
-            told.clear();
+        if log.len() >= Self::CAPACITY {
+            log.clear();
         }
-        told.insert(key, now);
+        log.insert(key, now);
         true
     }
 }
@@ -165,22 +166,22 @@ mod tests {
 
     fn rows() -> Rows<u32> {
         let row = serde_json::json!({ "id": "m:1", "instanceId": "a", "due": "soon" });
-        let unreadable = Unreadable { row, asked: "any".to_owned(), error: "no number".to_owned() };
+        let unreadable = Unreadable { row, queried: "any".to_owned(), error: "no number".to_owned() };
         Rows { read: vec![1, 2], unreadable: vec![unreadable] }
     }
 
     #[test]
-    fn who_needs_all_rows_hears_which_document_cant_be_read() {
+    fn a_caller_that_needs_all_rows_gets_an_error_that_names_the_unreadable_document() {
         let error = rows().complete().unwrap_err().to_string();
         assert!(error.contains("document m:1 of partition \"a\" can't be read: no number"), "{error}");
         assert_eq!((rows().len(), rows().readable()), (3, vec![1, 2]));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_unreadable_document_is_named_once_a_minute() {
-        let told = Told::default();
-        assert!(told.is_news("a", "m:1") && told.is_news("a", "m:2") && !told.is_news("a", "m:1"));
-        tokio::time::advance(Told::EVERY).await;
-        assert!(told.is_news("a", "m:1"));
+    async fn the_log_names_an_unreadable_document_once_a_minute() {
+        let log = UnreadableLog::default();
+        assert!(log.is_due("a", "m:1") && log.is_due("a", "m:2") && !log.is_due("a", "m:1"));
+        tokio::time::advance(UnreadableLog::INTERVAL).await;
+        assert!(log.is_due("a", "m:1"));
     }
 }

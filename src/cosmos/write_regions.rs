@@ -1,12 +1,15 @@
-//! Whether the account has one write region.
+//! Checks that the account has one write region.
 //!
-//! With several, conflicting writes are merged after the fact: ETags protect nothing, and two workers could commit the same
-//! turn. The SDK reads that setting for itself and shows it to nobody; what it shows of every answer is the region that
-//! gave it. So the account is asked where writes go, with a batch of one read, which changes nothing; and then where they
-//! go if not there. With one write region that is the same one: nothing else takes a batch.
+//! With several write regions, the service merges conflicting writes afterwards. Then ETags protect nothing, and two
+//! workers could commit the same turn. The SDK reads that setting but does not show it. It does show the region of
+//! each answer. So the check sends a batch of one read, which changes nothing and goes to the write region. Then it
+//! sends the batch again and excludes that region. With one write region, the same region answers, because no other
+//! takes a batch.
 //!
-//! What this can't see: an account that allows several write regions but has only one region yet, and one that is changed
-//! while the process runs.
+//! The check can't detect two cases:
+//!
+//! - the account allows several write regions but has only one region so far;
+//! - the account is changed while the process runs.
 
 use super::{bootstrap::Opening, error::StoreError};
 use crate::model::Partition;
@@ -16,10 +19,11 @@ use azure_data_cosmos::{
     ContainerClient, CosmosError, TransactionalBatch,
 };
 
-/// Substatus of a write that no region took, which the SDK gives once it has asked those that are left.
+/// Substatus of a write that no region accepts. The SDK reports it after it has asked all regions that are not
+/// excluded.
 const WRITE_FORBIDDEN: u16 = 20_311;
 
-/// Two regions that both take writes, if there are.
+/// Two regions that both accept writes, if the account has them.
 pub(super) async fn several(
     opening: &Opening<'_>,
     container: &ContainerClient,
@@ -28,18 +32,18 @@ pub(super) async fn several(
     let Some(other) = writes_go_to(opening, container, Some(&home)).await?.filter(|other| *other != home) else {
         return Ok(None);
     };
-    // The write region may have moved just now: then the first one takes no writes any more.
+    // The write region may have moved just now. Then the first one accepts no writes any more.
     let again = writes_go_to(opening, container, Some(&other)).await?;
     Ok((again.as_ref() == Some(&home)).then_some((home, other)))
 }
 
-/// The region that takes a batch, another one than `avoided` where there is one.
+/// The region that accepts a batch. If possible, another one than `avoided`.
 async fn writes_go_to(
     opening: &Opening<'_>,
     container: &ContainerClient,
     avoided: Option<&Region>,
 ) -> Result<Option<Region>, StoreError> {
-    let asked = opening.ride_out_present(|| {
+    let answered = opening.with_retries_until_visible(|| {
         let excluded =
             avoided.map_or_else(ExcludedRegions::new, |region| ExcludedRegions::new().with_region(region.clone()));
         let options = OperationOptionsBuilder::new().with_excluded_regions(excluded).build();
@@ -53,10 +57,10 @@ async fn writes_go_to(
             }
         })
     });
-    asked.await
+    answered.await
 }
 
-/// The region of the last request: those before it were turned away.
+/// The region of the last request. Other regions refused the requests before it.
 fn answered_by(answer: &BatchResponse) -> Option<Region> {
     answer.diagnostics().requests().last().and_then(|request| request.region().cloned())
 }

@@ -1,9 +1,9 @@
-//! Sovereign clouds: which Entra ID authority issues the token, and what the token is asked for.
+//! Sovereign clouds: the Entra ID authority and the scope of tokens.
 //!
-//! The SDK asks for the scope `https://cosmos.azure.com/.default` in every cloud, and has no setting for it. Not every
-//! cloud knows that scope; each account also takes tokens for its own name, which is what Microsoft's other Cosmos DB
-//! SDKs ask for first. So outside the public cloud the credential is wrapped, and the account's own scope replaces the
-//! SDK's.
+//! The SDK uses the scope `https://cosmos.azure.com/.default` in every cloud, without a setting. Not every cloud
+//! knows that scope. Each account also accepts tokens for its own name, which Microsoft's other Cosmos DB SDKs use
+//! first. So outside the public cloud a wrapper around the credential replaces the SDK's scope by that of the
+//! account.
 
 use std::sync::Arc;
 
@@ -22,21 +22,28 @@ const PUBLIC_ACCOUNTS: &str = ".documents.azure.com";
 const CHINA_ACCOUNTS: &str = ".documents.azure.cn";
 const US_GOVERNMENT_ACCOUNTS: &str = ".documents.azure.us";
 
-/// The Azure cloud whose Entra ID signs in.
+/// The Azure cloud whose Entra ID issues tokens.
 ///
-/// It matters to client secrets and workload identities, which ask an Entra ID authority by name. A managed identity
-/// asks its own host, and the developer tools use the cloud they are signed in to (`az cloud set`). Account keys need
-/// none of it.
+/// Client secrets and workload identities use it, because they ask an Entra ID authority by name. A managed identity
+/// asks its host. The developer tools use the cloud that the user has signed in to (`az cloud set`). Account keys
+/// ignore it.
 ///
-/// Outside the public cloud, for an account `https://<account>.documents.azure.cn/`, tokens are asked for with the
-/// scope `https://<account>.documents.azure.cn/.default`, because the one that the SDK uses everywhere,
-/// `https://cosmos.azure.com/.default`, is not known in every cloud.
-/// [`with_token_scope`](crate::CosmosDBProviderConfig::with_token_scope) sets another.
+/// Outside the public cloud, the scope of tokens is that of the account. The account
+/// `https://<account>.documents.azure.cn/` has the scope `https://<account>.documents.azure.cn/.default`. Not every
+/// cloud knows the SDK's scope, `https://cosmos.azure.com/.default`.
+/// [`with_token_scope`](crate::CosmosDBProviderConfig::with_token_scope) sets another scope.
+///
+/// ```
+/// use duroxide_cosmos::{Cloud, CosmosDBProviderConfig};
+///
+/// let config = CosmosDBProviderConfig::default().with_cloud(Cloud::UsGovernment);
+/// assert_eq!(config.cloud(), &Cloud::UsGovernment);
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Cloud {
-    /// By the endpoint's suffix: `.documents.azure.cn` is China, `.documents.azure.us` the US government's, and for
-    /// all others `AZURE_AUTHORITY_HOST` decides, or else the public cloud.
+    /// The cloud of the endpoint's suffix: `.documents.azure.cn` is China, and `.documents.azure.us` is the US
+    /// government. For other suffixes it is the cloud of `AZURE_AUTHORITY_HOST`, or else the public cloud.
     #[default]
     FromEndpoint,
     /// The public cloud, `https://login.microsoftonline.com`.
@@ -53,7 +60,7 @@ pub enum Cloud {
 }
 
 impl Cloud {
-    /// The cloud that an authority host belongs to, as `AZURE_AUTHORITY_HOST` names it.
+    /// The cloud of an authority host, in the notation of `AZURE_AUTHORITY_HOST`.
     pub(crate) fn from_authority_host(authority_host: &str) -> Result<Self, ConfigError> {
         let url = parse_authority(authority_host)?;
         Ok(match url.host_str() {
@@ -64,7 +71,7 @@ impl Cloud {
         })
     }
 
-    /// The cloud that an account's name tells, if it does.
+    /// The cloud of an account, if its host name has a known suffix.
     pub(crate) fn of_account(endpoint: &Url) -> Option<Self> {
         let host = endpoint.host_str()?;
         [(PUBLIC_ACCOUNTS, Self::Public), (CHINA_ACCOUNTS, Self::China), (US_GOVERNMENT_ACCOUNTS, Self::UsGovernment)]
@@ -79,7 +86,7 @@ impl Cloud {
         }
     }
 
-    /// What the identity library is told; `None` leaves the choice to it, and so to `AZURE_AUTHORITY_HOST`.
+    /// The cloud for the identity library. `None` leaves the choice to the library, which reads `AZURE_AUTHORITY_HOST`.
     pub(super) fn configuration(&self, endpoint: &Url) -> Option<Arc<CloudConfiguration>> {
         let configuration = match self {
             Self::FromEndpoint => match Self::of_account(endpoint) {
@@ -106,10 +113,11 @@ fn parse_authority(authority_host: &str) -> Result<Url, ConfigError> {
     }
 }
 
-/// The scope to ask for instead of the SDK's: the one given, or the account's own outside the public cloud.
+/// The scope that replaces the SDK's: the configured one, or that of the account outside the public cloud.
 pub(super) fn scope_for(endpoint: &Url, given: Option<&str>) -> Option<String> {
     let own_scope = || {
-        // An emulator's or a private name says nothing about what the account takes: the SDK's scope is the better guess.
+        // The name of an emulator, or a private name, says nothing about the scope. Then the SDK's scope is more
+        // likely.
         let host = endpoint.host_str()?;
         let outside_public = host.contains(".documents.") && !host.ends_with(PUBLIC_ACCOUNTS);
         outside_public.then(|| format!("https://{host}/.default"))
@@ -117,7 +125,7 @@ pub(super) fn scope_for(endpoint: &Url, given: Option<&str>) -> Option<String> {
     given.map(str::to_owned).or_else(own_scope)
 }
 
-/// Asks for `scope`, whatever the SDK asks for.
+/// A credential that asks for `scope` instead of the SDK's scope.
 #[derive(Debug)]
 pub(super) struct Rescoped {
     pub(super) inner: Arc<dyn TokenCredential>,
@@ -144,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_account_name_tells_the_cloud() {
+    fn the_host_name_of_the_account_determines_the_cloud() {
         let of = |text| Cloud::of_account(&url(text));
         assert_eq!(of("https://a.documents.azure.com/"), Some(Cloud::Public));
         assert_eq!(of("https://a.documents.azure.cn/"), Some(Cloud::China));
@@ -170,24 +178,25 @@ mod tests {
     }
 
     #[test]
-    fn the_identity_library_is_told_the_cloud_only_where_it_is_known() {
+    fn the_identity_library_gets_the_cloud_only_if_it_is_known() {
         let public = url("https://a.documents.azure.com/");
         let china = url("https://a.documents.azure.cn/");
-        let told = |cloud: Cloud, endpoint| cloud.configuration(endpoint).map(|told| (*told).clone());
+        let configuration_of =
+            |cloud: Cloud, endpoint| cloud.configuration(endpoint).map(|configuration| (*configuration).clone());
 
-        assert_eq!(told(Cloud::FromEndpoint, &public), None);
-        assert_eq!(told(Cloud::FromEndpoint, &china), Some(CloudConfiguration::AzureChina));
-        assert_eq!(told(Cloud::Public, &china), Some(CloudConfiguration::AzurePublic));
-        assert_eq!(told(Cloud::UsGovernment, &public), Some(CloudConfiguration::AzureGovernment));
+        assert_eq!(configuration_of(Cloud::FromEndpoint, &public), None);
+        assert_eq!(configuration_of(Cloud::FromEndpoint, &china), Some(CloudConfiguration::AzureChina));
+        assert_eq!(configuration_of(Cloud::Public, &china), Some(CloudConfiguration::AzurePublic));
+        assert_eq!(configuration_of(Cloud::UsGovernment, &public), Some(CloudConfiguration::AzureGovernment));
         let custom = Cloud::Custom { authority_host: "https://login.example.org".into() };
-        let Some(CloudConfiguration::Custom(custom)) = told(custom, &public) else {
+        let Some(CloudConfiguration::Custom(custom)) = configuration_of(custom, &public) else {
             panic!("expected a custom cloud");
         };
         assert_eq!(custom.authority_host, "https://login.example.org");
     }
 
     #[test]
-    fn outside_the_public_cloud_the_account_s_own_scope_is_asked_for() {
+    fn outside_the_public_cloud_the_scope_is_that_of_the_account() {
         let scope = |text| scope_for(&url(text), None);
         assert_eq!(scope("https://a.documents.azure.com/"), None);
         assert_eq!(scope("https://localhost:8081/"), None);

@@ -1,4 +1,4 @@
-//! Connection strings: `AccountEndpoint=…;AccountKey=…`, as the Azure portal shows them.
+//! Connection strings in the notation of the Azure portal: `AccountEndpoint=…;AccountKey=…`.
 
 use std::str::FromStr;
 
@@ -45,13 +45,13 @@ impl FromStr for ConnectionString {
             let Some((name, value)) = part.split_once('=') else {
                 return Err(invalid("has a part that is not NAME=VALUE"));
             };
-            let place = match name.trim().to_ascii_lowercase().as_str() {
+            let value_of_part = match name.trim().to_ascii_lowercase().as_str() {
                 "accountendpoint" => &mut endpoint,
                 "accountkey" => &mut key,
-                // Portals and tools add their own parts (`Database=`); they don't concern the account.
+                // Portals and tools add other parts, such as `Database=`. They don't concern the account.
                 _ => continue,
             };
-            if place.replace(value.trim()).is_some() {
+            if value_of_part.replace(value.trim()).is_some() {
                 return Err(invalid("names AccountEndpoint or AccountKey twice"));
             }
         }
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_forms_are_refused_with_what_is_wrong() {
+    fn bad_forms_are_refused_with_the_reason() {
         let endpoint = "AccountEndpoint=https://acc.documents.azure.com/";
         assert!(problem("").contains("no AccountEndpoint"));
         assert!(problem("AccountKey=a2V5").contains("no AccountEndpoint"));

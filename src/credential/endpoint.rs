@@ -1,4 +1,4 @@
-//! The account's endpoint: parsed at the edge, and shown without anything that might be a secret.
+//! Parses the account's endpoint, and shows it without anything that may be a secret.
 
 use azure_core::http::Url;
 
@@ -6,7 +6,7 @@ use super::ConfigError;
 
 pub(crate) const SETTING: &str = "the endpoint (COSMOS_ENDPOINT)";
 
-/// The SDK takes plain `http://` for this host too, besides the loopback names.
+/// Names a host for which the SDK also accepts plain `http://`, besides the loopback names.
 const EMULATOR_HOST_VARIABLE: &str = "AZURE_COSMOS_EMULATOR_HOST";
 
 /// Parses an account endpoint, `https://<account>.documents.azure.com/` or an emulator's.
@@ -30,8 +30,8 @@ fn parse_with_emulator_host(text: &str, emulator_host: Option<&str>) -> Result<U
         "http" if is_emulator_host(host, emulator_host) => {}
         "http" => {
             return refuse(format!(
-                "must use https for the host {host}: plain http is for an emulator on this machine (or the host named \
-                 by {EMULATOR_HOST_VARIABLE})"
+                "must use https for the host {host}: plain http is for an emulator on this machine, or on the host of \
+                 {EMULATOR_HOST_VARIABLE}"
             ))
         }
         _ => return refuse("must start with https://".into()),
@@ -50,7 +50,7 @@ fn parse_with_emulator_host(text: &str, emulator_host: Option<&str>) -> Result<U
     Ok(url)
 }
 
-/// Whether an endpoint is that of an emulator, on this machine or the host that the environment names.
+/// Whether the endpoint is that of an emulator on this machine, or on the host of the environment variable.
 pub(crate) fn is_emulator(endpoint: &Url) -> bool {
     let named = std::env::var(EMULATOR_HOST_VARIABLE).ok();
     endpoint.host_str().is_some_and(|host| is_emulator_host(host, named.as_deref()))
@@ -61,7 +61,7 @@ fn is_emulator_host(host: &str, emulator_host: Option<&str>) -> bool {
     LOOPBACK.into_iter().chain(emulator_host).any(|known| host.eq_ignore_ascii_case(known))
 }
 
-/// Scheme, host and port for `Debug` output; a text that isn't an endpoint may hold a secret and isn't shown.
+/// Scheme, host and port, for `Debug` output. Any other text may hold a secret and is not shown.
 pub(crate) fn shown(text: &str) -> String {
     match parse(text) {
         Ok(url) => url.origin().ascii_serialization(),

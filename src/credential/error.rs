@@ -1,45 +1,52 @@
-//! What can be wrong with a configuration.
+//! Errors of a configuration.
 //!
-//! Messages name settings and variables, never their values: a key pasted into the wrong variable must not end up in
-//! a log. The exceptions are an endpoint's scheme and host, and the ids (tenant, client) of an identity.
+//! Messages name settings and variables, never their values, because a key in the wrong variable must not appear in a
+//! log. The exceptions are the scheme and host of an endpoint, and the ids (tenant, client) of an identity.
 
-/// A configuration that can't be used, and what to change.
+/// A configuration that can't be used. The message says what to change.
+///
+/// ```
+/// use duroxide_cosmos::{ConfigError, CosmosDBProviderConfig};
+///
+/// let error = CosmosDBProviderConfig::default().validate().unwrap_err();
+/// assert!(matches!(error, ConfigError::Several(problems) if problems.len() == 2), "endpoint and credential");
+/// ```
 ///
 /// No message and no `Debug` output contains a key, a secret or a connection string.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// A setting has a value that can't be used.
+    /// The value of a setting can't be used.
     #[error("{setting} {problem}")]
     Invalid {
         /// The setting, with its environment variable where there is one.
         setting: &'static str,
-        /// What is wrong with it.
+        /// The problem with its value.
         problem: String,
     },
-    /// Something that is needed was not given.
+    /// A required setting is missing.
     #[error("{} not set: {remedy}", listed(.settings))]
     Missing {
         /// The settings or variables that are missing.
         settings: Vec<&'static str>,
-        /// What to do about it.
+        /// The steps to take.
         remedy: String,
     },
-    /// Settings that can't both be meant.
+    /// Settings contradict each other.
     #[error("{} contradict each other: {remedy}", listed(.settings))]
     Contradiction {
         /// All settings or variables involved.
         settings: Vec<&'static str>,
-        /// What to do about it.
+        /// The steps to take.
         remedy: String,
     },
-    /// An account key was asked for in a build that signs in with Entra ID only.
+    /// A setting selects an account key in a build without the feature `key_auth`.
     #[error(
-        "{setting} asks for an account key, and this build signs in with Entra ID only: unset it, or enable the cargo \
-         feature `key_auth` of duroxide-cosmos"
+        "{setting} selects an account key, but this build supports only Entra ID: unset it, or enable the cargo feature \
+         `key_auth` of duroxide-cosmos"
     )]
     KeyAuthDisabled {
-        /// The setting or variable that asks for a key.
+        /// The setting or variable that selects a key.
         setting: &'static str,
     },
     /// The identity library refused the credential's settings.
@@ -47,10 +54,10 @@ pub enum ConfigError {
     Credential {
         /// The kind of credential, as [`Credential::kind`](crate::Credential::kind) names it.
         kind: String,
-        /// What the identity library said.
+        /// The identity library's reason.
         reason: String,
     },
-    /// Several of the above, so that they can be put right in one go.
+    /// Several problems, so that the user can correct all of them at once.
     #[error("{} problems in the configuration: {}", .0.len(), numbered(.0))]
     Several(Vec<ConfigError>),
 }
@@ -74,8 +81,8 @@ impl ConfigError {
 pub(crate) struct Problems(Vec<ConfigError>);
 
 impl Problems {
-    /// Keeps the value, or remembers what was wrong.
-    pub(crate) fn keep<T>(&mut self, result: Result<T, ConfigError>) -> Option<T> {
+    /// Returns the value, or records the error.
+    pub(crate) fn collect<T>(&mut self, result: Result<T, ConfigError>) -> Option<T> {
         match result {
             Ok(value) => Some(value),
             Err(problem) => {
@@ -85,14 +92,14 @@ impl Problems {
         }
     }
 
-    /// Remembers a problem with `setting` unless `fine`.
-    pub(crate) fn require(&mut self, fine: bool, setting: &'static str, problem: &str) {
-        if !fine {
+    /// Records a problem with `setting` unless `valid`.
+    pub(crate) fn require(&mut self, valid: bool, setting: &'static str, problem: &str) {
+        if !valid {
             self.0.push(ConfigError::invalid(setting, problem));
         }
     }
 
-    /// Nothing, the one problem, or all of them as one error.
+    /// `Ok`, the only error, or all errors as one.
     pub(crate) fn into_result(mut self) -> Result<(), ConfigError> {
         match self.0.pop() {
             None => Ok(()),
@@ -124,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_problem_stands_alone_and_several_are_one_error() {
+    fn one_problem_is_one_error_and_so_are_several() {
         assert_eq!(Problems::default().into_result(), Ok(()));
 
         let mut one = Problems::default();
@@ -134,7 +141,7 @@ mod tests {
 
         let mut two = Problems::default();
         two.require(false, "database", "is empty");
-        assert_eq!(two.keep::<()>(Err(ConfigError::missing(vec!["A", "B", "C"], "set them"))), None);
+        assert_eq!(two.collect::<()>(Err(ConfigError::missing(vec!["A", "B", "C"], "set them"))), None);
         let error = two.into_result().unwrap_err();
         assert_eq!(
             error.to_string(),

@@ -1,4 +1,4 @@
-//! The order for an activity.
+//! The fetch of an activity.
 
 use super::{
     fetch_loop::{self, FetchKind, TakenCandidate},
@@ -16,7 +16,7 @@ use crate::{
     engine::Engine,
     model::{ActivityDocument, DocumentId, Millis, Partition, Slot, Tags},
     queue::{
-        activity::{ActivityFilter, Work},
+        activity::{ActivityFilter, ActivityItem},
         FetchTerms, WaitingFetches,
     },
     turn::open::claim_time,
@@ -24,14 +24,14 @@ use crate::{
 use duroxide::providers::{ProviderError, SessionFetchConfig, TagFilter};
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-/// The next activity, or nothing within `poll_timeout`.
+/// The next activity, or `None` if there is none within `poll_timeout`.
 pub(crate) async fn next_activity(
     engine: &Arc<Engine>,
     lock_timeout: Duration,
     poll_timeout: Duration,
     session: Option<&SessionFetchConfig>,
     tags: &TagFilter,
-) -> Result<Option<Work>, ProviderError> {
+) -> Result<Option<ActivityItem>, ProviderError> {
     if matches!(tags, TagFilter::None) {
         return Ok(None);
     }
@@ -49,46 +49,46 @@ struct ActivityFetch<'a> {
 impl FetchKind for ActivityFetch<'_> {
     const OPERATION: &'static str = "fetch_work_item";
     type Key = String;
-    type Hint = ActivityCandidate;
-    type Item = Work;
+    type Candidate = ActivityCandidate;
+    type Item = ActivityItem;
     type FetchFilter = ActivityFilter;
 
     fn queue<'a>(&self, discovery: &'a Discovery) -> &'a ReadyQueue<String, ActivityCandidate> {
         &discovery.work
     }
 
-    fn counter<'a>(&self, engine: &'a Engine) -> &'a WaitingFetches<ActivityFilter, Work> {
-        &engine.queue.work
+    fn waiting_fetches<'a>(&self, engine: &'a Engine) -> &'a WaitingFetches<ActivityFilter, ActivityItem> {
+        &engine.queue.activities
     }
 
     fn terms(&self) -> FetchTerms<ActivityFilter> {
         FetchTerms { lock_timeout: self.lock_timeout, patient: self.patient, filter: ActivityFilter(self.tags.clone()) }
     }
 
-    fn received(&self, engine: &Engine, (_, token, _): &Work) {
+    fn received(&self, engine: &Engine, (_, token, _): &ActivityItem) {
         if let Some(handle) = engine.activities.get(token) {
             starts(engine, &handle.partition, &handle.id);
         }
     }
 
-    fn asks(&self, discovery: &Discovery) -> bool {
+    fn record_fetch(&self, discovery: &Discovery) -> bool {
         discovery.fleet.asks_for_work(self.tags, self.session)
     }
 
-    async fn look(
+    async fn poll(
         &self,
         engine: &Arc<Engine>,
-        look: &PollRequest<'_>,
+        request: &PollRequest<'_>,
         rest: &mut Rest,
     ) -> Result<PollResult, StoreError> {
-        poll::work(engine, look, &Tags::from(self.tags), rest).await
+        poll::work(engine, request, &Tags::from(self.tags), rest).await
     }
 
-    fn waiting(&self, discovery: &Discovery) -> Option<IdleWorker> {
+    fn idle_guard(&self, discovery: &Discovery) -> Option<IdleWorker> {
         Some(discovery.fleet.worker_waits())
     }
 
-    /// One whose session another worker owns is taken, too, where that one is to be told of it.
+    /// Also accepts an activity whose session another worker owns, if that worker has not been informed of it yet.
     fn fits(&self, discovery: &Discovery, candidate: &ActivityCandidate, now: Millis) -> bool {
         if !self.tags.matches(candidate.document.tag.as_deref()) {
             return false;
@@ -100,8 +100,9 @@ impl FetchKind for ActivityFetch<'_> {
             .unwrap_or(true)
     }
 
-    /// A runtime that has as many sessions as it may asks with a session as soon as it has fewer: if it is told soon.
-    fn should_ask_otherwise(&self, engine: &Engine) -> bool {
+    /// A runtime with its maximum number of sessions fetches without one, and fetches with one as soon as it has fewer.
+    /// So a fetch without a session returns early if only activities of sessions are ready.
+    fn should_return_early(&self, engine: &Engine) -> bool {
         let bound = |candidate: &ActivityCandidate| {
             candidate.document.session_id.is_some() && self.tags.matches(candidate.document.tag.as_deref())
         };
@@ -112,7 +113,7 @@ impl FetchKind for ActivityFetch<'_> {
         &self,
         engine: &Arc<Engine>,
         taken: TakenCandidate<String, ActivityCandidate>,
-    ) -> Result<Option<Work>, StoreError> {
+    ) -> Result<Option<ActivityItem>, StoreError> {
         let (work, TakenCandidate { key, candidate, seq }) = (&engine.discovery.work, taken);
         if let Some(owner) = engine.discovery.held.by_another(&candidate, self.owner(), engine.now()) {
             let candidate = tell(engine, candidate, owner);
@@ -120,14 +121,14 @@ impl FetchKind for ActivityFetch<'_> {
             return Ok(None);
         }
         match self.claim(engine, &candidate).await {
-            Ok(ActivityClaim::Work(taken, _)) => {
+            Ok(ActivityClaim::Claimed(taken, _)) => {
                 work.set_free(&key, engine.now());
                 starts(engine, &candidate.document.instance_id, &candidate.document.id);
                 return Ok(Some(*taken));
             }
             Ok(ActivityClaim::Gone) => work.set_free(&key, engine.now()),
-            Ok(ActivityClaim::Held(until)) => put_back(engine, key, candidate, seq, until),
-            Ok(ActivityClaim::SessionHeld(owner, until)) => {
+            Ok(ActivityClaim::Locked(until)) => put_back(engine, key, candidate, seq, until),
+            Ok(ActivityClaim::SessionLocked(owner, until)) => {
                 engine.discovery.held.note(&candidate, &owner, until, engine.now());
                 let candidate = tell(engine, candidate, owner);
                 work.wake_at(until);
@@ -143,23 +144,23 @@ impl FetchKind for ActivityFetch<'_> {
 }
 
 impl ActivityFetch<'_> {
-    /// As whom the caller owns sessions, if it may.
+    /// The caller's name as an owner of sessions, if it may own any.
     fn owner(&self) -> Option<&str> {
         self.session.map(|session| session.owner_id.as_str())
     }
 
-    /// Claims in a task of its own.
+    /// Claims the candidate in a task of its own.
     async fn claim(&self, engine: &Arc<Engine>, candidate: &ActivityCandidate) -> Result<ActivityClaim, StoreError> {
-        let (engine_too, hint_too, session) = (engine.clone(), candidate.clone(), self.session.cloned());
+        let (engine_too, candidate_too, session) = (engine.clone(), candidate.clone(), self.session.cloned());
         let terms = self.terms();
         let claiming = async move {
             let deadline = Deadline::after(claim_time(&engine_too, terms.lock_timeout));
-            claim::claim(&engine_too, &hint_too, &terms, session.as_ref(), deadline).await
+            claim::claim(&engine_too, &candidate_too, &terms, session.as_ref(), deadline).await
         };
         let (engine_too, document, lock_timeout) = (engine.clone(), candidate.document.clone(), self.lock_timeout);
         let release_claim = move |outcome| {
             engine_too.discovery.work.set_free(&document.seq, engine_too.now());
-            if let Ok(ActivityClaim::Work(work, hold)) = outcome {
+            if let Ok(ActivityClaim::Claimed(work, hold)) = outcome {
                 let until = engine_too.clock.after(lock_timeout);
                 claim::release_claim_later(&engine_too, document, work.1, until);
                 if let Some(hold) = hold {
@@ -171,15 +172,15 @@ impl ActivityFetch<'_> {
     }
 }
 
-/// An activity is about to run: it reads its orchestration's history first.
+/// Announces the read of the history with which an activity begins.
 fn starts(engine: &Engine, partition: &Partition, id: &DocumentId) {
     if let Some((execution, activity)) = ActivityDocument::identity(id) {
         engine.reads.activity_starts(partition, execution, activity);
     }
 }
 
-/// The process whose worker owns the session is told that there is something for it, unless it was or that is this one: of all
-/// activities of the session that are known here.
+/// Sends a wake-up to the process whose worker owns the session, for all local candidates of the session of which it
+/// was not informed yet. Sends none if that is this process.
 fn tell(engine: &Arc<Engine>, mut candidate: ActivityCandidate, owner: String) -> ActivityCandidate {
     let (session, mut slots) = (candidate.document.session_id.clone(), BTreeSet::new());
     let mut tell = |candidate: &mut ActivityCandidate| {
@@ -202,7 +203,7 @@ fn tell(engine: &Arc<Engine>, mut candidate: ActivityCandidate, owner: String) -
 }
 
 fn put_back(engine: &Engine, key: String, mut candidate: ActivityCandidate, seq: String, due: Millis) {
-    // What the candidate says of the document is not current any more.
+    // The cached document may be stale now.
     candidate.document.etag = None;
     engine.discovery.work.put_back(key, candidate, seq, due, engine.now(), |old, new| *old = new);
 }

@@ -1,7 +1,7 @@
-//! When the queue of an instance was last asked for.
+//! When this process last queried the messages of an instance.
 //!
-//! A turn on messages that this process has put there itself need not ask for others. But an instance that always has such would
-//! never see what others send it, a cancellation say: so it asks once a second.
+//! A turn on messages that this process has enqueued itself needs no query. An instance that always has such messages
+//! would never see those of other processes, such as a cancellation. So the process queries once a second.
 
 use super::memory::Memory;
 use crate::model::{Millis, Partition};

@@ -1,9 +1,14 @@
-//! How soon an instance has its next turn: the ends of activities and of children that come close together share one.
+//! Completion batching: completions of activities and children that arrive close together share one turn.
 //!
-//! A turn costs two requests or three however many ends it takes in. While many activities or children of an instance are under way, its next
-//! turn may as well wait for some more of them: half a millisecond for each activity, two for each child, which takes longer by as many requests, 50 ms at
-//! most, from the end of the turn before or, if that is past, from the first of them. So the last ones hardly wait, the very last not at all, an
-//! instance with one at a time never does, and nothing but such an end is held up.
+//! A turn costs two or three requests, however many completions it takes. While many activities or children of an
+//! instance are open, its next turn waits for more completions:
+//!
+//! - half a millisecond for each open activity, and two for each child, which needs more requests,
+//! - at most 50 ms,
+//! - counted from the end of the last turn, or from the first completion if that is later.
+//!
+//! So the last completions wait hardly at all, and an instance with one open activity never waits. Only completions are
+//! delayed.
 
 use super::memory::Memory;
 use crate::model::{Millis, Partition};

@@ -1,7 +1,8 @@
-//! Waiting for work, the same way for turns and activities: candidates first, then the service, then time.
+//! The fetch loop: waits for work, in the same way for turns and activities. It looks at claimed items and candidates
+//! first, then polls, then sleeps.
 //!
-//! A caller is an [`FetchKind`]: what it takes, and how a candidate becomes that. A claim runs in a task of its own, so that a caller which goes
-//! away leaves one to be finished and given back.
+//! A [`FetchKind`] describes a caller: the work that it accepts, and how it claims a candidate. A claim runs in a task
+//! of its own. If the caller goes away, that task finishes the claim and releases it.
 
 use super::{
     poll::{PollRequest, PollResult, Rest},
@@ -19,20 +20,22 @@ use duroxide::providers::ProviderError;
 use std::{
     future::Future,
     hash::Hash,
+    pin::Pin,
     sync::{atomic::Ordering, Arc},
     time::Duration,
 };
+use tokio::sync::futures::Notified;
 use tokio::time::Instant;
 use tracing::warn;
 
-/// A claim takes no longer: then the candidate can be tried by another waiter.
+/// A claim takes no longer than this. After that another fetch may try the candidate.
 pub(super) const CLAIM_TIME: Millis = 10_000;
-/// A caller that does not wait is kept no longer by claims that are under way.
+/// A fetch without a wait time waits at most this long for claims in flight.
 const SETTLE_TIME: Duration = Duration::from_secs(1);
-/// A caller waits so long after the task that looks for work has panicked.
+/// The pause of a fetch after a panic of the task that polls for work.
 const AFTER_PANIC: Duration = Duration::from_secs(1);
-/// A caller that does not wait looks through no more pages than that.
-const MOST_LOOKS: usize = 50;
+/// The largest number of pages that a fetch without a wait time reads.
+const MAX_POLLS: usize = 50;
 
 /// A candidate that was taken out of its queue.
 pub(super) struct TakenCandidate<K, H> {
@@ -41,211 +44,279 @@ pub(super) struct TakenCandidate<K, H> {
     pub(super) seq: String,
 }
 
-/// What a caller of `fetch` filter.
+/// A kind of fetch: for a turn or for an activity.
 pub(super) trait FetchKind: Sync {
     /// The name of the operation, for errors.
     const OPERATION: &'static str;
     type Key: Clone + Eq + Hash + Ord + Send;
-    type Hint: Weight + Send;
-    /// What the caller gets.
+    type Candidate: Weight + Send;
+    /// The result for the caller.
     type Item: Send + 'static;
-    /// What it says of that at the counter.
+    /// The caller's filter, by which an inline claim chooses a waiting fetch.
     type FetchFilter: FetchFilter + 'static;
 
-    fn queue<'a>(&self, discovery: &'a Discovery) -> &'a ReadyQueue<Self::Key, Self::Hint>;
+    fn queue<'a>(&self, discovery: &'a Discovery) -> &'a ReadyQueue<Self::Key, Self::Candidate>;
 
-    /// Where what others have claimed for such a caller lies.
-    fn counter<'a>(&self, engine: &'a Engine) -> &'a WaitingFetches<Self::FetchFilter, Self::Item>;
+    /// The waiting fetches of this kind, and the items that are claimed for them.
+    fn waiting_fetches<'a>(&self, engine: &'a Engine) -> &'a WaitingFetches<Self::FetchFilter, Self::Item>;
 
     /// How the caller would claim.
     fn terms(&self) -> FetchTerms<Self::FetchFilter>;
 
-    /// The caller has taken this from the counter.
-    fn received(&self, _engine: &Engine, _goods: &Self::Item) {}
+    /// Called when the caller has got an item that was claimed for it.
+    fn received(&self, _engine: &Engine, _item: &Self::Item) {}
 
-    /// The caller asks: whoever would ring somebody knows that it need not. Whether nobody here has asked so for a while.
-    fn asks(&self, discovery: &Discovery) -> bool;
+    /// Records that this process fetches, so that it sends wake-ups to others only for other work. Returns whether it
+    /// had not fetched in this way for a while.
+    fn record_fetch(&self, discovery: &Discovery) -> bool;
 
-    /// Looks for what this caller takes.
-    async fn look(
+    /// Polls for work that this caller accepts.
+    async fn poll(
         &self,
         engine: &Arc<Engine>,
-        look: &PollRequest<'_>,
+        request: &PollRequest<'_>,
         rest: &mut Rest,
     ) -> Result<PollResult, StoreError>;
 
-    /// Whether a candidate is for this caller.
-    fn fits(&self, discovery: &Discovery, candidate: &Self::Hint, now: Millis) -> bool;
+    /// Whether the caller accepts a candidate.
+    fn fits(&self, discovery: &Discovery, candidate: &Self::Candidate, now: Millis) -> bool;
 
-    /// Tries a candidate, and puts it back or drops it where it comes to nothing.
+    /// Tries to claim a candidate. If that fails, puts the candidate back into the queue or drops it.
     async fn attempt(
         &self,
         engine: &Arc<Engine>,
-        taken: TakenCandidate<Self::Key, Self::Hint>,
+        taken: TakenCandidate<Self::Key, Self::Candidate>,
     ) -> Result<Option<Self::Item>, StoreError>;
 
-    /// Whether something is ready that this caller could take if it asked otherwise.
-    fn should_ask_otherwise(&self, _engine: &Engine) -> bool {
+    /// Whether work is ready that the caller could take with another kind of fetch.
+    fn should_return_early(&self, _engine: &Engine) -> bool {
         false
     }
 
-    /// What is kept while the caller waits.
-    fn waiting(&self, _dispatch: &Discovery) -> Option<super::members::IdleWorker> {
+    /// A guard that marks the caller as idle while it waits.
+    fn idle_guard(&self, _discovery: &Discovery) -> Option<super::members::IdleWorker> {
         None
     }
 }
 
-/// What an order gets next, or nothing within `poll_timeout`.
-pub(super) async fn next<O: FetchKind>(
+/// The next item for a caller, or `None` if there is none within `poll_timeout`.
+pub(super) async fn next<F: FetchKind>(
     engine: &Arc<Engine>,
-    order: &O,
+    fetch: &F,
     poll_timeout: Duration,
-) -> Result<Option<O::Item>, ProviderError> {
+) -> Result<Option<F::Item>, ProviderError> {
     let discovery = &engine.discovery;
-    let queue = order.queue(discovery);
+    let queue = fetch.queue(discovery);
     let mut wait = Wait::new(poll_timeout);
-    let (counter, terms) = (order.counter(engine), order.terms());
-    let standing = (terms.patient && engine.config.inline_claims()).then(|| counter.register(terms.clone()));
-    let called = async || match &standing {
-        Some(standing) => standing.called().await,
-        None => std::future::pending().await,
-    };
+    let terms = fetch.terms();
+    let register = terms.patient && engine.config.inline_claims();
+    let waiting = register.then(|| fetch.waiting_fetches(engine).register(terms.clone()));
+    let sleeper = Sleeper { engine, fetch, waiting: waiting.as_ref() };
     while !engine.stopping.is_cancelled() {
-        if order.asks(discovery) {
+        if fetch.record_fetch(discovery) {
             discovery.asked_anew.store(true, Ordering::SeqCst);
         }
-        let notified = queue.changed.notified();
-        tokio::pin!(notified);
-        notified.as_mut().enable();
-        if let Some(claimed) = counter.take(&terms) {
-            watch::work_off_if_overdue(engine);
-            discovery.took_something();
-            order.received(engine, &claimed);
-            return Ok(Some(claimed));
-        }
+        let changed = queue.changed.notified();
+        tokio::pin!(changed);
+        changed.as_mut().enable();
         let now = engine.now();
-        if let Some((key, candidate, seq)) =
-            queue.take(now, now + CLAIM_TIME, |_, candidate| order.fits(discovery, candidate, now))
-        {
-            watch::work_off_if_overdue(engine);
-            discovery.took_something();
-            match order.attempt(engine, TakenCandidate { key, candidate, seq }).await {
-                Ok(Some(claimed)) => return Ok(Some(claimed)),
-                Ok(None) => {}
-                Err(error) => wait.trouble(error, O::OPERATION)?,
+        match take_ready(engine, fetch, &terms, now).await {
+            Ok(Taken::Item(item)) => return Ok(Some(item)),
+            Ok(Taken::Nothing) => {}
+            Ok(Taken::FailedClaim) => continue,
+            Err(error) => {
+                wait.check(error, F::OPERATION)?;
+                continue;
             }
-            continue;
         }
-        if order.should_ask_otherwise(engine) {
-            wait.hurry();
-        }
-        match wait.next(discovery, queue.next_due(), now) {
-            LoopStep::GiveUp => return Ok(None),
-            LoopStep::Ask(guard) => {
-                let asked = ask(engine, order, &mut wait.rest).await;
-                drop(guard);
-                match asked {
-                    Ok(more) => wait.answered(more),
-                    Err(error) => wait.trouble(error, O::OPERATION)?,
-                }
-            }
-            LoopStep::WorkOff => {
-                let _idle = (order.waiting(discovery), standing.as_ref().map(WaitingFetch::mark_idle));
-                let worked_off = watch::work_off_apart(engine);
-                tokio::select! {
-                    biased;
-                    () = called() => {}
-                    () = notified => {}
-                    worked_off = worked_off => match worked_off {
-                        Ok(Ok(())) => {}
-                        Ok(Err(error)) => wait.trouble(error, O::OPERATION)?,
-                        // It panicked and would again: asking at once would only keep the service busy.
-                        Err(_) => tokio::time::sleep_until(wait.until.min(Instant::now() + AFTER_PANIC)).await,
-                    },
-                    () = tokio::time::sleep_until(wait.until) => {}
-                    () = engine.stopping.cancelled() => {}
-                }
-            }
-            LoopStep::Sleep(until) => {
-                let _idle = (order.waiting(discovery), standing.as_ref().map(WaitingFetch::mark_idle));
-                tokio::select! {
-                    biased;
-                    () = called() => {}
-                    () = notified => {}
-                    () = tokio::time::sleep_until(until) => {}
-                    () = engine.stopping.cancelled() => {}
-                }
-            }
+        if !sleeper.wait_for_work(&mut wait, changed, now).await? {
+            return Ok(None);
         }
     }
-    // A caller that does not know yet that the provider has been shut down must not ask without end.
+    // A caller that does not know yet of the shutdown must not fetch in a tight loop.
     tokio::time::sleep_until(wait.until.min(Instant::now() + Duration::from_secs(1))).await;
     Ok(None)
 }
 
-/// Asks the whole container for the caller's queue: for one that does not wait, and so filter the present state. Whether there is
-/// more than was looked at; `rest` tells from where on.
-async fn ask<O: FetchKind>(engine: &Arc<Engine>, order: &O, rest: &mut Rest) -> Result<bool, StoreError> {
-    let look = PollRequest { eager: true, ..PollRequest::at(None, SlotRange::ALL) };
-    for _ in 0..MOST_LOOKS {
-        let found = order.look(engine, &look, rest).await?;
-        let (queue, now) = (order.queue(&engine.discovery), engine.now());
+/// The result of one look at the local queue.
+enum Taken<T> {
+    Item(T),
+    /// A candidate was there, and its claim failed.
+    FailedClaim,
+    Nothing,
+}
+
+/// Takes an item that is already claimed for this caller, or claims a candidate.
+async fn take_ready<F: FetchKind>(
+    engine: &Arc<Engine>,
+    fetch: &F,
+    terms: &FetchTerms<F::FetchFilter>,
+    now: Millis,
+) -> Result<Taken<F::Item>, StoreError> {
+    let discovery = &engine.discovery;
+    if let Some(item) = fetch.waiting_fetches(engine).take(terms) {
+        watch::work_off_if_overdue(engine);
+        discovery.took_something();
+        fetch.received(engine, &item);
+        return Ok(Taken::Item(item));
+    }
+    let taken =
+        fetch.queue(discovery).take(now, now + CLAIM_TIME, |_, candidate| fetch.fits(discovery, candidate, now));
+    let Some((key, candidate, seq)) = taken else { return Ok(Taken::Nothing) };
+    watch::work_off_if_overdue(engine);
+    discovery.took_something();
+    let claimed = fetch.attempt(engine, TakenCandidate { key, candidate, seq }).await?;
+    Ok(claimed.map_or(Taken::FailedClaim, Taken::Item))
+}
+
+/// The ways in which a fetch waits until work may be ready.
+struct Sleeper<'a, F: FetchKind> {
+    engine: &'a Arc<Engine>,
+    fetch: &'a F,
+    /// The registration of a patient fetch, to which inline claims can give items.
+    waiting: Option<&'a WaitingFetch<F::FetchFilter, F::Item>>,
+}
+
+impl<F: FetchKind> Sleeper<'_, F> {
+    /// Polls, runs tasks or sleeps, whichever is due. Returns `false` if the time of the fetch has passed.
+    async fn wait_for_work(
+        &self,
+        wait: &mut Wait,
+        changed: Pin<&mut Notified<'_>>,
+        now: Millis,
+    ) -> Result<bool, ProviderError> {
+        let (engine, fetch, discovery) = (self.engine, self.fetch, &self.engine.discovery);
+        if fetch.should_return_early(engine) {
+            wait.shorten();
+        }
+        match wait.next(discovery, fetch.queue(discovery).next_due(), now) {
+            LoopStep::TimeOut => return Ok(false),
+            LoopStep::PollAll(guard) => {
+                let polled = poll_all(engine, fetch, &mut wait.rest).await;
+                drop(guard);
+                match polled {
+                    Ok(more) => wait.polled(more),
+                    Err(error) => wait.check(error, F::OPERATION)?,
+                }
+            }
+            LoopStep::RunTasks => {
+                if let Err(error) = self.run_tasks(changed, wait.until).await {
+                    wait.check(error, F::OPERATION)?;
+                }
+            }
+            LoopStep::Sleep(until) => self.sleep(changed, until).await,
+        }
+        Ok(true)
+    }
+
+    /// Waits until an item is claimed for this fetch.
+    async fn called(&self) {
+        match self.waiting {
+            Some(waiting) => waiting.called().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Runs the due tasks of discovery, such as polls and heartbeats, until they end or work may be ready, at most
+    /// until `until`.
+    async fn run_tasks(&self, changed: Pin<&mut Notified<'_>>, until: Instant) -> Result<(), StoreError> {
+        let engine = self.engine;
+        let _idle = (self.fetch.idle_guard(&engine.discovery), self.waiting.map(WaitingFetch::mark_idle));
+        let tasks = watch::work_off_apart(engine);
+        tokio::select! {
+            biased;
+            () = self.called() => {}
+            () = changed => {}
+            ended = tasks => match ended {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => return Err(error),
+                // The tasks panicked and would panic again. An immediate retry would only load Cosmos DB.
+                Err(_) => tokio::time::sleep_until(until.min(Instant::now() + AFTER_PANIC)).await,
+            },
+            () = tokio::time::sleep_until(until) => {}
+            () = engine.stopping.cancelled() => {}
+        }
+        Ok(())
+    }
+
+    /// Sleeps until work may be ready, at most until `until`.
+    async fn sleep(&self, changed: Pin<&mut Notified<'_>>, until: Instant) {
+        let engine = self.engine;
+        let _idle = (self.fetch.idle_guard(&engine.discovery), self.waiting.map(WaitingFetch::mark_idle));
+        tokio::select! {
+            biased;
+            () = self.called() => {}
+            () = changed => {}
+            () = tokio::time::sleep_until(until) => {}
+            () = engine.stopping.cancelled() => {}
+        }
+    }
+}
+
+/// Polls the whole container for a fetch without a wait time, which must see the present state. Returns whether there
+/// is more; `rest` is the place to continue.
+async fn poll_all<F: FetchKind>(engine: &Arc<Engine>, fetch: &F, rest: &mut Rest) -> Result<bool, StoreError> {
+    let request = PollRequest { eager: true, ..PollRequest::at(None, SlotRange::ALL) };
+    for _ in 0..MAX_POLLS {
+        let found = fetch.poll(engine, &request, rest).await?;
+        let (queue, now) = (fetch.queue(&engine.discovery), engine.now());
         if !found.more {
             return Ok(false);
         }
-        if queue.has_ready(1, now, |candidate| order.fits(&engine.discovery, candidate, now)) {
+        if queue.has_ready(1, now, |candidate| fetch.fits(&engine.discovery, candidate, now)) {
             break;
         }
     }
     Ok(true)
 }
 
-/// How long a caller waits, and what for.
+/// How long a fetch waits, and whether it must poll by itself.
 struct Wait {
     until: Instant,
-    /// A caller that does not wait filter the store's present state: it is asked once, and again where what was found comes to
-    /// nothing and there was more.
-    must_ask: bool,
-    may_ask: usize,
-    /// Where the last question has ended: what comes to nothing again and again must not be all that is ever looked at.
+    /// A fetch without a wait time must see the present state. It polls once, and again if every claim failed and there
+    /// was more.
+    must_poll: bool,
+    polls_left: usize,
+    /// Where the last poll ended. Otherwise candidates whose claims always fail could hide all others.
     rest: Rest,
     patient: bool,
 }
 
+/// The next step of a fetch that has found nothing ready.
 enum LoopStep<'a> {
-    GiveUp,
-    Ask(tokio::sync::MutexGuard<'a, ()>),
-    WorkOff,
+    TimeOut,
+    PollAll(tokio::sync::MutexGuard<'a, ()>),
+    RunTasks,
     Sleep(Instant),
 }
 
 impl Wait {
     fn new(poll_timeout: Duration) -> Self {
         let patient = !poll_timeout.is_zero();
-        Self { until: cosmos::after(poll_timeout), must_ask: !patient, may_ask: MOST_LOOKS, rest: None, patient }
+        Self { until: cosmos::after(poll_timeout), must_poll: !patient, polls_left: MAX_POLLS, rest: None, patient }
     }
 
-    /// The caller has asked, and there was more than it looked at.
-    fn answered(&mut self, more: bool) {
-        self.may_ask = self.may_ask.saturating_sub(1);
-        self.must_ask = more && self.may_ask > 0;
+    /// The fetch has polled. `more` tells whether there was more than it read.
+    fn polled(&mut self, more: bool) {
+        self.polls_left = self.polls_left.saturating_sub(1);
+        self.must_poll = more && self.polls_left > 0;
     }
 
-    /// The caller can't take what is there and may be able to when it asks again.
-    fn hurry(&mut self) {
+    /// Shortens the wait: the caller cannot take the ready work, but its next fetch may.
+    fn shorten(&mut self) {
         const SOON: Duration = Duration::from_millis(100);
         self.until = self.until.min(Instant::now() + SOON);
     }
 
-    /// What to do when nothing is ready.
+    /// The next step when nothing is ready.
     fn next<'a>(&mut self, discovery: &'a Discovery, next_due: Option<Millis>, now: Millis) -> LoopStep<'a> {
-        if self.must_ask {
+        if self.must_poll {
             match discovery.asking.try_lock() {
                 Ok(asking) => {
-                    self.must_ask = false;
-                    return LoopStep::Ask(asking);
+                    self.must_poll = false;
+                    return LoopStep::PollAll(asking);
                 }
-                // Somebody else is asking: what it finds may do.
+                // Another fetch is polling, and may find enough for both.
                 Err(_) => return LoopStep::Sleep(Instant::now() + Duration::from_millis(2)),
             }
         }
@@ -254,12 +325,12 @@ impl Wait {
             return LoopStep::Sleep(instant + Duration::from_millis(2));
         }
         if instant >= self.until {
-            return LoopStep::GiveUp;
+            return LoopStep::TimeOut;
         }
         let mut wake = self.until;
         match discovery.watch.try_lock() {
             Ok(watch) if watch.next() <= instant || discovery.asked_anew.load(Ordering::SeqCst) => {
-                return LoopStep::WorkOff
+                return LoopStep::RunTasks
             }
             Ok(watch) => wake = wake.min(watch.next()),
             Err(_) => wake = wake.min(instant + Duration::from_millis(50)),
@@ -270,18 +341,18 @@ impl Wait {
         LoopStep::Sleep(wake)
     }
 
-    /// A caller that waits sits an outage out; one that doesn't is told.
-    fn trouble(&self, error: StoreError, operation: &str) -> Result<(), ProviderError> {
-        // Trouble of one instance or activity is no reason to stop waiting for others.
+    /// Decides about an error. A patient fetch rides out an outage, another one returns the error.
+    fn check(&self, error: StoreError, operation: &str) -> Result<(), ProviderError> {
+        // An error of one instance or activity is no reason to stop waiting for others.
         if !self.patient || !(error.is_retryable() || error.is_of_one_partition()) {
             return Err(error.into_provider_error(operation));
         }
-        warn!(%error, operation, "trouble while waiting for work");
+        warn!(%error, operation, "error while waiting for work, will retry");
         Ok(())
     }
 }
 
-/// Claims in a task of its own: where the caller has gone away meanwhile, what it comes to is given back.
+/// Runs a claim in a task of its own. If the caller goes away meanwhile, the task releases the claim.
 pub(super) async fn claim_apart<T: Send + 'static>(
     engine: &Arc<Engine>,
     claiming: impl Future<Output = Result<T, StoreError>> + Send + 'static,
@@ -290,12 +361,12 @@ pub(super) async fn claim_apart<T: Send + 'static>(
     let (sender, receiver) = tokio::sync::oneshot::channel();
     let begun = engine.discovery.in_flight.begin();
     engine.spawn(async move {
-        let parcel = ReleaseOnDrop::new(claiming.await, move |outcome| {
+        let claimed = ReleaseOnDrop::new(claiming.await, move |outcome| {
             let _begun = begun;
             release_claim(outcome);
         });
-        // Where the receiver is gone, the parcel comes back and gives back what it holds.
-        drop(sender.send(parcel));
+        // If the receiver is gone, `send` returns the guard, and dropping it releases the claim.
+        drop(sender.send(claimed));
     });
     let interrupted = || Err(StoreError::Unavailable { detail: "the claim was interrupted".to_owned() });
     receiver.await.ok().and_then(ReleaseOnDrop::open).unwrap_or_else(interrupted)

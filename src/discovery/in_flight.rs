@@ -1,7 +1,8 @@
-//! Claims that this process has begun and whose outcome nobody has yet.
+//! Claims that this process has started and whose outcome is not known yet.
 //!
-//! A caller that does not wait filter the present state. While another caller's claim is under way there is none: the claim
-//! may come to nothing, or its caller go away so that it is given back, and "nothing to do" would have been wrong.
+//! A fetch without a wait time must see the present state. While the claim of another fetch is in flight, that state is
+//! not known: the claim may fail, or its caller may go away so that the claim is released. "Nothing to do" would then
+//! be wrong.
 
 use std::sync::{
     atomic::{AtomicUsize, Ordering},

@@ -1,5 +1,6 @@
-//! Which slots a process looks after: a candidate to where it looks first. What lies elsewhere is found by its own members, by a bell,
-//! or by the sweep that everybody takes part in, so that no answer of a [`LeaseProvider`] can lose work or double it.
+//! The slots that a process covers. They decide only where it polls first. Work in other slots is found by the workers
+//! that cover them, by a wake-up, or by the recovery poll in which every worker takes part. So no answer of a
+//! [`LeaseProvider`] can lose or duplicate work.
 
 use crate::model::{EqualShares, LeaseProvider, MemberPosition, SlotRange};
 use std::{
@@ -68,7 +69,7 @@ impl Asker {
                 let now = Instant::now();
                 if state.reported.is_none_or(|at| now.duration_since(at) >= REPORT_EVERY) {
                     state.reported = Some(now);
-                    warn!(why, "the LeaseProvider gives no answer: its last answer or equal shares are used");
+                    warn!(why, "the LeaseProvider does not answer, using its last answer or equal shares");
                 }
                 state.last.unwrap_or_else(|| ask(&EqualShares))
             }

@@ -1,23 +1,23 @@
-//! Instances whose activities this process has or is about to take: little is to be learnt of them elsewhere.
+//! Instances of which this process holds activities or has candidates. Other processes hardly know more about them.
 
 use crate::model::Partition;
 use dashmap::DashMap;
 use std::sync::Arc;
 
-/// How many activities of each instance are here.
+/// The number of local activities of each instance.
 #[derive(Clone, Default)]
-pub(crate) struct Here(Arc<DashMap<Partition, usize>>);
+pub(crate) struct LocalInstances(Arc<DashMap<Partition, usize>>);
 
-/// One of them, until it is dropped.
+/// One local activity. It counts until this is dropped.
 pub(crate) struct LocalActivity {
-    here: Here,
+    instances: LocalInstances,
     partition: Partition,
 }
 
-impl Here {
-    pub(crate) fn place(&self, partition: &Partition) -> LocalActivity {
+impl LocalInstances {
+    pub(crate) fn add(&self, partition: &Partition) -> LocalActivity {
         *self.0.entry(partition.clone()).or_default() += 1;
-        LocalActivity { here: self.clone(), partition: partition.clone() }
+        LocalActivity { instances: self.clone(), partition: partition.clone() }
     }
 
     pub(crate) fn has(&self, partition: &Partition) -> bool {
@@ -27,7 +27,7 @@ impl Here {
 
 impl Drop for LocalActivity {
     fn drop(&mut self) {
-        self.here.0.remove_if_mut(&self.partition, |_, count| {
+        self.instances.0.remove_if_mut(&self.partition, |_, count| {
             *count -= 1;
             *count == 0
         });
@@ -45,13 +45,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_instance_is_here_until_its_last_activity_is_gone() {
-        let (here, partition) = (Here::default(), Partition::instance("a").unwrap());
-        let (first, second) = (here.place(&partition), here.place(&partition));
+    fn an_instance_is_local_until_its_last_activity_is_dropped() {
+        let (instances, partition) = (LocalInstances::default(), Partition::instance("a").unwrap());
+        let (first, second) = (instances.add(&partition), instances.add(&partition));
         drop(first);
-        assert!(here.has(&partition));
+        assert!(instances.has(&partition));
         drop(second);
-        assert!(!here.has(&partition));
-        assert!(here.0.is_empty());
+        assert!(!instances.has(&partition));
+        assert!(instances.0.is_empty());
     }
 }

@@ -1,12 +1,15 @@
-//! Who shares the container: one small document for each process that looks for work.
+//! Membership: one small document for each process that looks for work in the container.
 //!
-//! Invariant: none. Everything here is a candidate: two members that think the same slots theirs meet at the claim, whose ETag decides,
-//! and slots that nobody thinks theirs are swept by all. So there is no lease to lose and nothing to hand over.
+//! There is no invariant, because membership decides nothing. Two workers that cover the same slots meet at the claim,
+//! whose ETag decides. Slots that no worker covers are polled by all. So no worker can lose a lease, and nothing passes
+//! from one worker to another.
 //!
-//! A member renews its document while somebody there waits, and lists all of them more often. Who is alive is judged by the
-//! service's own `_ts` against that of the last renewal of anybody, so that clocks don't matter. Crash points: a process that
-//! dies is listed for [`LIFE`] more; rings go unheard and its slots are swept. Documents that are an hour old are deleted by
-//! whoever lists, since time to live may be switched off.
+//! A worker renews its document while a dispatcher of it waits, and lists the documents of all workers more often. The
+//! `_ts` of Cosmos DB, compared with that of the latest renewal of any worker, tells which workers are alive. So clocks
+//! do not matter.
+//!
+//! Crash points: a dead process is listed for [`LIFE`] more. Its wake-ups are lost, and polls find the work in its
+//! slots. A worker that lists deletes documents that are an hour old, because time to live may be switched off.
 
 use super::leases::{Asker, Shares};
 use crate::model::MemberPosition;
@@ -62,7 +65,7 @@ impl View {
     /// Whether another process of this name is alive and takes what is of this kind by itself.
     pub(super) fn takes(&self, member: &str, of_kind: &str, tag: Option<&str>) -> bool {
         self.others.iter().filter(|other| other.member == member).any(|other| match of_kind {
-            kind::ACTIVITY => other.work.as_ref().is_some_and(|register| register.need.run(tag)),
+            kind::ACTIVITY => other.activities.as_ref().is_some_and(|register| register.need.run(tag)),
             _ => other.turns.is_some(),
         })
     }
@@ -78,7 +81,7 @@ impl View {
     /// The others that run activities with this tag, those that look after the slot first.
     pub(super) fn workers(&self, slot: Slot, tag: Option<&str>) -> Vec<&MemberDocument> {
         self.ordered(|member| {
-            let register = member.work.as_ref().filter(|register| register.need.run(tag))?;
+            let register = member.activities.as_ref().filter(|register| register.need.run(tag))?;
             Some(register.slots.contains(slot))
         })
     }
@@ -86,7 +89,7 @@ impl View {
     /// Where this process, `me`, stands among those that run the same activities, and how many they are.
     pub(super) fn place_of_worker(&self, me: &str, tags: &Tags) -> (usize, usize) {
         let peers =
-            self.others.iter().filter(|other| other.work.as_ref().is_some_and(|register| register.need == *tags));
+            self.others.iter().filter(|other| other.activities.as_ref().is_some_and(|register| register.need == *tags));
         let (before, after): (Vec<_>, Vec<_>) = peers.partition(|other| other.member.as_str() < me);
         (before.len(), before.len() + after.len() + 1)
     }
@@ -285,7 +288,7 @@ impl Fleet {
         standing.owners.retain(|_, asked| asked.elapsed() < INTEREST);
         let mut document = MemberDocument::new(&self.me);
         document.turns = standing.turns.all().map(|need| Capabilities { need, slots: view.turns });
-        document.work = standing.work.all().map(|need| Capabilities { need, slots: view.work });
+        document.activities = standing.work.all().map(|need| Capabilities { need, slots: view.work });
         document.owners = standing.owners.keys().take(MOST_OWNERS).cloned().collect();
         document
     }
@@ -305,7 +308,7 @@ impl Fleet {
             members.into_iter().filter(|other| other.renewed + LIFE > present && other.member != self.me).collect();
         others.sort_by(|a, b| a.member.cmp(&b.member));
         let view = self.place(engine, others).await;
-        debug!(others = view.others.len(), turns = ?view.turns, work = ?view.work, "listed the fleet");
+        debug!(others = view.others.len(), turns = ?view.turns, work = ?view.work, "listed the workers");
         crate::telemetry::members(view.others.len() + usize::from(self.written().is_some()));
         *self.view.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(view);
         Ok(())
@@ -326,7 +329,8 @@ impl Fleet {
         };
         let turns =
             place(&|other| other.turns.as_ref().is_some_and(|register| Some(&register.need) == versions.as_ref()));
-        let work = place(&|other| other.work.as_ref().is_some_and(|register| Some(&register.need) == tags.as_ref()));
+        let work =
+            place(&|other| other.activities.as_ref().is_some_and(|register| Some(&register.need) == tags.as_ref()));
         let Shares { turns, work } = self.leases.shares(engine.config.own_leases(), turns, work).await;
         View { others, turns, work }
     }
@@ -368,7 +372,7 @@ impl Fleet {
             let deadline = engine.deadline();
             engine.spawn(async move {
                 if let Err(error) = remove(&store, &member.member, deadline).await {
-                    warn!(member = member.member, %error, "what is left of a member is deleted later");
+                    warn!(member = member.member, %error, "could not delete the documents of a dead worker, will retry");
                 }
             });
         }

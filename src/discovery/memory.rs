@@ -1,4 +1,4 @@
-//! A memory of the last things, and no more of them.
+//! A bounded memory of the most recent keys.
 
 use std::{
     collections::{HashMap, VecDeque},

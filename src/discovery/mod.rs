@@ -1,8 +1,14 @@
-//! Who gets what next. Nothing outside this room knows how candidates are found.
+//! Discovery: which turn or activity a dispatcher gets next. No module outside this folder knows how candidates are
+//! found.
 //!
-//! Dispatchers wait on a ready queue in memory ([`fetch_loop`]). What this process enqueues itself and takes itself goes straight into
-//! it. What others enqueue is found because they ring ([`wakeup`]), or by a sweep ([`watch`]); who is rung, and who looks where, follows
-//! from who is there ([`members`], [`leases`]). Entries are candidates: the claim, a conditional write, decides.
+//! Dispatchers wait on a ready queue in memory ([`fetch_loop`]). Candidates come from three sources:
+//!
+//! - This process enqueues work that it also takes. Such work goes straight into the queue.
+//! - Another process enqueues work and sends a wake-up ([`wakeup`]).
+//! - A poll finds work in the container ([`watch`]).
+//!
+//! The receiver of a wake-up, and the place of a poll, follow from the workers that are alive ([`members`],
+//! [`leases`]). A candidate decides nothing: the claim, a conditional write, decides.
 
 mod activity_fetch;
 mod asked;
@@ -32,7 +38,7 @@ use crate::{
     model::{kind, ActivityDocument, Clock, DocumentId, MessageDocument, Millis, Operation, Partition, Slot},
     queue::{
         activity::ActivityFilter,
-        turn::{Kind, TurnFilter},
+        turn::{MessageKind, TurnFilter},
         FetchFilter,
     },
 };
@@ -42,7 +48,7 @@ pub(crate) use completion_batching::open;
 use completion_batching::CompletionBatching;
 use duroxide::Event;
 use in_flight::ClaimsInFlight;
-use local_instances::{Here, LocalActivity};
+use local_instances::{LocalActivity, LocalInstances};
 use members::Fleet;
 use queue::{Begin, Free, Offer, ReadyQueue, Weight};
 use recent::Recent;
@@ -60,46 +66,46 @@ use watch::Watch;
 #[derive(Clone, Debug)]
 pub(crate) struct TurnCandidate {
     pub(crate) partition: Partition,
-    /// One of its messages can begin it, so that it may have no document yet.
+    /// One of its messages is a start, so the instance may have no document yet.
     pub(crate) starts: bool,
-    /// The version that its execution is pinned to, once an attempt has seen it.
+    /// The version that its execution is pinned to, once a claim has seen it.
     pub(crate) pinned: Option<semver::Version>,
-    /// Messages that this process has put into the queue itself: a turn on them need not ask for any. The commit proves by
-    /// their ETags that nobody has consumed them meanwhile.
+    /// Messages that this process has enqueued itself. A turn on them needs no query. The commit proves by their ETags
+    /// that no other worker has consumed them meanwhile.
     pub(crate) messages: Vec<Versioned<MessageDocument>>,
-    /// Messages that a look has seen, and when each is due.
+    /// Messages that a poll has seen, and when each is due.
     pub(crate) seen: Vec<(DocumentId, Millis)>,
-    /// There may be messages that this process doesn't know: the turn asks for them.
-    pub(crate) ask: bool,
-    /// It tells of activities or children that have ended: more of them may go with the same turn.
+    /// The queue may have messages that this process does not know, so the turn queries them.
+    pub(crate) must_query: bool,
+    /// It has completions of activities or children. More of them may join the same turn.
     ends: bool,
-    /// When the first is due of whatever else it tells of.
+    /// When the first of its other messages is due.
     others: Option<Millis>,
 }
 
-/// More messages than that, or larger ones, are asked for rather than kept.
+/// If there are more messages, or larger ones, the turn queries them.
 const MAX_KEPT_MESSAGES: usize = 64;
 const MAX_KEPT_BYTES: usize = 64 * 1024;
-/// More messages than that of one instance are seen again by the next poll, which does no harm.
+/// The candidate remembers at most this many seen messages. The next poll returns the others again, which is harmless.
 const MAX_SEEN: usize = 200;
 
 impl TurnCandidate {
     pub(crate) fn new(partition: Partition, starts: bool) -> Self {
         let (messages, seen) = (Vec::new(), Vec::new());
-        Self { partition, starts, pinned: None, messages, seen, ask: true, ends: false, others: None }
+        Self { partition, starts, pinned: None, messages, seen, must_query: true, ends: false, others: None }
     }
 
-    /// There is nothing to ask for.
-    pub(crate) fn of_nothing(partition: Partition) -> Self {
-        Self { ask: false, ..Self::new(partition, false) }
+    /// A candidate without messages and without the need to query any.
+    pub(crate) fn without_messages(partition: Partition) -> Self {
+        Self { must_query: false, ..Self::new(partition, false) }
     }
 
-    /// A message that this process has put into the queue. One whose ETag is not known is asked for.
+    /// A candidate for a message that this process has enqueued. Without an ETag the turn queries the message.
     pub(crate) fn of_message(document: MessageDocument, etag: Option<Etag>) -> Self {
         let mut candidate = Self::new(document.instance_id.clone(), document.starts);
         match etag.filter(|_| document.item.len() <= MAX_KEPT_BYTES) {
             Some(etag) => {
-                candidate.ask = false;
+                candidate.must_query = false;
                 candidate.messages.push(Versioned { document, etag });
             }
             None => candidate.seen.push((document.id, document.due)),
@@ -107,45 +113,45 @@ impl TurnCandidate {
         candidate
     }
 
-    /// Whether it knows of this message.
+    /// Whether it has this message.
     fn knows(&self, id: &DocumentId) -> bool {
         self.ids().any(|known| known == id)
     }
 
-    /// The messages that it knows of.
+    /// The ids of its messages.
     fn ids(&self) -> impl Iterator<Item = &DocumentId> {
         self.messages.iter().map(|message| &message.document.id).chain(self.seen.iter().map(|(id, _)| id))
     }
 
-    /// Whether nothing else that it tells of is due by then, so that the ends of activities may wait.
+    /// Whether all its other messages are due after `until`, so that its completions may wait.
     fn can_wait_until(&self, until: Millis) -> bool {
         self.others.is_none_or(|others| others > until)
     }
 
-    /// How many ends are there, so far as they are known: the messages that this process has put into the queue.
+    /// The number of completions that this process has enqueued.
     fn ends_there(&self, now: Millis) -> usize {
-        // What is not due yet is a timer.
+        // A message that is not due yet is a timer.
         self.messages.iter().filter(|message| self.ends && message.document.due <= now).count()
     }
 
-    /// Whether all that is due tells of ends, which may wait for others.
+    /// Whether it has only completions that may wait for others.
     pub(crate) fn waits_for_others(&self, now: Millis) -> bool {
         self.ends && self.can_wait_until(now)
     }
 
-    /// News about the same instance.
+    /// Adds newer messages of the same instance.
     pub(crate) fn merge(&mut self, news: Self) {
         self.starts |= news.starts;
-        // What was learnt of the instance may be of one that was deleted since: the next attempt learns it again.
+        // The instance may have been deleted since its version was read. The next claim reads it again.
         self.pinned = news.pinned;
-        self.ask |= news.ask;
+        self.must_query |= news.must_query;
         self.ends |= news.ends;
         self.others = self.others.into_iter().chain(news.others).min();
         self.seen.extend(news.seen);
         self.messages.extend(news.messages);
         if self.messages.len() > MAX_KEPT_MESSAGES {
             self.seen.extend(self.messages.drain(..).map(|message| (message.document.id, message.document.due)));
-            self.ask = true;
+            self.must_query = true;
         }
         self.seen.truncate(MAX_SEEN);
     }
@@ -166,23 +172,23 @@ impl Weight for ActivityCandidate {
     }
 }
 
-/// An activity that may be taken.
+/// An activity that may be ready.
 #[derive(Clone, Debug)]
 pub(crate) struct ActivityCandidate {
     pub(crate) document: ActivityDocument,
-    /// Who owns its session and was told of it.
+    /// The owner of its session, once that owner has got a wake-up for it.
     told: Option<String>,
-    _here: Arc<LocalActivity>,
+    _local: Arc<LocalActivity>,
 }
 
 impl ActivityCandidate {
-    fn new(document: ActivityDocument, here: &Here) -> Self {
-        let place = here.place(&document.instance_id);
-        Self { document, told: None, _here: place.into() }
+    fn new(document: ActivityDocument, local_instances: &LocalInstances) -> Self {
+        let local = local_instances.add(&document.instance_id);
+        Self { document, told: None, _local: local.into() }
     }
 }
 
-/// When something last happened.
+/// When an event last happened.
 #[derive(Default)]
 struct Moment(Mutex<Option<Instant>>);
 
@@ -196,31 +202,31 @@ impl Moment {
     }
 }
 
-/// The ready queues, and what fills them.
+/// The ready queues, and the state of the tasks that fill them.
 pub(crate) struct Discovery {
     turns: ReadyQueue<Partition, TurnCandidate>,
     work: ReadyQueue<String, ActivityCandidate>,
-    /// Whoever holds it looks for work, for everybody here.
+    /// The fetch that holds this lock runs the tasks of discovery for the whole process.
     watch: tokio::sync::Mutex<Watch>,
-    /// Held by a caller that does not wait, while it asks.
+    /// Held by a fetch without a wait time while it polls.
     asking: tokio::sync::Mutex<()>,
-    /// Somebody here asks for what nobody here has asked for: a look is due.
+    /// A fetch of this process accepts work that no earlier fetch accepted, so a poll is due.
     asked_anew: AtomicBool,
     fleet: Arc<Fleet>,
     wakeup_sender: wakeup::WakeupSender,
-    /// Messages that turns of this process have, or had a moment ago.
+    /// Messages that turns of this process hold or have just consumed.
     recent: Recent,
     asked: Asked,
     held: Held,
     completion_batching: CompletionBatching,
     in_flight: ClaimsInFlight,
-    /// Whose activities this process has, or has in its queue.
-    pub(crate) here: Here,
-    /// When somebody here last took something.
+    /// Instances of which this process holds activities or has candidates.
+    pub(crate) local_instances: LocalInstances,
+    /// When a fetch of this process last took an item.
     took: Moment,
-    /// When others were last called to help.
-    recovered_by_others: Moment,
-    /// Where activities were left to others lately: they tell when these have ended.
+    /// When this process last sent wake-ups for help.
+    help_requested: Moment,
+    /// Slots whose activities were recently left to other workers. Those workers report the completions.
     awaited: Mutex<BTreeMap<Slot, Instant>>,
     clock: Clock,
 }
@@ -242,15 +248,15 @@ impl Discovery {
             held: Held::default(),
             completion_batching: CompletionBatching::default(),
             in_flight: ClaimsInFlight::default(),
-            here: Here::default(),
+            local_instances: LocalInstances::default(),
             took: Moment::default(),
-            recovered_by_others: Moment::default(),
+            help_requested: Moment::default(),
             awaited: Mutex::default(),
             clock: config.clock().clone(),
         }
     }
 
-    /// Whether other processes look for work here, as this one does.
+    /// Whether this process fetches work and other such processes share the container.
     pub(crate) fn shares_the_container(&self) -> bool {
         self.fleet.is_member() && !self.fleet.view().others.is_empty()
     }
@@ -263,12 +269,12 @@ impl Discovery {
         self.took.was_within(time)
     }
 
-    /// Activities of an instance in this slot are left to others.
+    /// Records that activities of an instance in this slot are left to other workers.
     fn awaits(&self, slot: Slot) {
         self.awaited.lock().unwrap_or_else(PoisonError::into_inner).insert(slot, Instant::now());
     }
 
-    /// Where activities were left to others within this time.
+    /// Slots whose activities were left to other workers within this time.
     fn awaited_within(&self, time: Duration) -> BTreeSet<Slot> {
         let mut awaited = self.awaited.lock().unwrap_or_else(PoisonError::into_inner);
         awaited.retain(|_, at| at.elapsed() < time);
@@ -276,10 +282,11 @@ impl Discovery {
     }
 
     fn called_for_help_within(&self, time: Duration) -> bool {
-        self.recovered_by_others.was_within(time)
+        self.help_requested.was_within(time)
     }
 
-    /// Whether a queue has so many candidates at hand that nobody needs more. Those don't count that somebody here could not take.
+    /// Whether a queue has so many ready candidates that a poll is not needed. Candidates that some dispatchers of this
+    /// process cannot take do not count.
     fn has_plenty(&self, queue: poll::QueueKind, now: Millis) -> bool {
         const PLENTY: usize = 25;
         match queue {
@@ -288,41 +295,45 @@ impl Discovery {
         }
     }
 
-    /// Whether there are so many candidates of activities that all workers are busy with. One that waits has found nothing among them.
+    /// Whether all workers of this process are busy and this many activities are ready. An idle worker has found none
+    /// of them suitable.
     fn has_work(&self, count: usize, now: Millis) -> bool {
         let is_free = |candidate: &ActivityCandidate| self.held.look(candidate, None, now, |_| ()).is_none();
         self.fleet.idle_workers() == 0 && self.work.has_ready(count, now, is_free)
     }
 
-    /// How many activities with this tag wait here that anybody could run, counted up to `most`.
+    /// The number of ready activities with this tag that any worker could run, counted up to `most`.
     fn waiting_work(&self, most: usize, tag: Option<&str>) -> usize {
-        /// Among so many: who commits does not look through all.
+        /// A commit examines at most this many candidates.
         const AMONG: usize = 1_024;
-        // With what is bound to a session others are no help.
+        // Other workers cannot help with activities of a session.
         let such = |candidate: &ActivityCandidate| {
             candidate.document.tag.as_deref() == tag && candidate.document.session_id.is_none()
         };
         self.work.count_ready(AMONG, most, self.clock.now(), such)
     }
 
-    /// The name to put on what this process puts into the queue of turns and takes itself, if it does.
+    /// The name that this process writes into messages that it will take itself. `None` if it takes no turns.
     pub(crate) fn turn_holder_name(&self) -> Option<String> {
         self.fleet.turn_holder_name()
     }
 
-    /// Whether a turn is ready that a dispatcher takes who filter this.
+    /// Whether a turn is ready that a dispatcher with this filter accepts.
     pub(crate) fn has_turn_for(&self, filter: &TurnFilter, now: Millis) -> bool {
         self.turns.has_ready(1, now, |candidate| filter.takes(&candidate.pinned))
     }
 
-    /// Whether an activity is ready that a dispatcher takes who filter this.
+    /// Whether an activity is ready that a dispatcher with this filter accepts.
     pub(crate) fn has_activity_for(&self, filter: &ActivityFilter, now: Millis) -> bool {
         let is_free = |candidate: &ActivityCandidate| self.held.look(candidate, None, now, |_| ()).is_none();
         self.work.has_ready(1, now, |candidate| filter.takes(&candidate.document.tag) && is_free(candidate))
     }
 
-    /// A message is about to be written together with a claim of its instance: nobody else tries that meanwhile. It is the end of one of `ends`
-    /// that the instance waits for, or none. The others that are there already, if all are, and nobody tries, and nothing else is ready for the instance.
+    /// Reserves an instance for an inline claim that is about to be written with a message. If the message is a
+    /// completion, `ends` is the number of completions for which the instance waits.
+    ///
+    /// Returns the queued completions if this is the last one and no claim is in flight; otherwise `None`. Other ready
+    /// work for the instance also makes it return `None`.
     pub(crate) fn begin_inline_claim(
         &self,
         message: &MessageDocument,
@@ -336,7 +347,7 @@ impl Discovery {
             None if ends <= 1 => Begin::Leave,
             Some(candidate)
                 if ends > 1
-                    && !candidate.ask
+                    && !candidate.must_query
                     && candidate.waits_for_others(now)
                     && candidate.ends_there(now) + 1 >= ends =>
             {
@@ -345,31 +356,33 @@ impl Discovery {
             _ => Begin::No,
         };
         let others = self.turns.begin(partition, until, now, how)?;
-        let others = others.unwrap_or_else(|| TurnCandidate::of_nothing(partition.clone()));
+        let others = others.unwrap_or_else(|| TurnCandidate::without_messages(partition.clone()));
         self.recent.taken(partition, others.ids().chain(std::iter::once(&message.id)), until);
         Some(others)
     }
 
-    /// The claim was not written, or is not ours: anybody can try, with the others that are there.
+    /// Ends an inline claim that was not written or did not succeed. The message and the queued completions become
+    /// candidates again.
     pub(crate) fn end_inline_claim(&self, message: &MessageDocument, others: TurnCandidate) {
         self.recent.returned(&message.instance_id, others.ids().chain(std::iter::once(&message.id)));
         self.turn_ended(&message.instance_id);
         self.offer_again(others.messages, self.clock.now());
     }
 
-    /// Puts messages back whose turn came to nothing, each as what it is: first what is due later, which ends may have to come before.
+    /// Puts messages of a failed turn back. Messages that are due later come first, because completions must not pass a
+    /// timer.
     fn offer_again(&self, mut messages: Vec<Versioned<MessageDocument>>, now: Millis) {
         messages.sort_by_key(|message| message.document.due <= now);
         for Versioned { document, etag } in messages {
-            match Kind::of_message(&document) {
-                Kind::End => self.offer_completion(document, Some(etag)),
+            match MessageKind::of_message(&document) {
+                MessageKind::Completion => self.offer_completion(document, Some(etag)),
                 _ => self.offer_message(document, Some(etag)),
             }
         }
     }
 
-    /// Takes the oldest activity out of the queue that a dispatcher takes who filter this, if it is of this instance, without a session,
-    /// and known as it is.
+    /// Takes the oldest activity that a dispatcher with this filter accepts, if it belongs to this instance, has no
+    /// session, and its ETag is known.
     pub(crate) fn take_next_activity(
         &self,
         partition: &Partition,
@@ -388,13 +401,13 @@ impl Discovery {
         Some((candidate, seq))
     }
 
-    /// An activity that was taken out of the queue was not claimed.
+    /// Puts an activity back that was taken out of the queue and not claimed.
     pub(crate) fn return_activity(&self, candidate: ActivityCandidate, seq: String) {
         let (key, now) = (candidate.document.seq.clone(), self.clock.now());
         self.work.put_back(key, candidate, seq, now, now, |old, new| *old = new);
     }
 
-    /// Whether an activity that was taken out of the queue was claimed is not known: it is looked at again.
+    /// Puts an activity back whose claim has an unknown outcome. The next claim reads it first.
     pub(crate) fn try_activity_again(&self, mut candidate: ActivityCandidate, seq: String) {
         const PAUSE: Millis = 200;
         let (key, now) = (candidate.document.seq.clone(), self.clock.now());
@@ -402,12 +415,12 @@ impl Discovery {
         self.work.put_back(key, candidate, seq, now + PAUSE, now, |old, new| *old = new);
     }
 
-    /// An activity that was taken out of the queue is somebody's.
+    /// Records that an activity that was taken out of the queue is claimed.
     pub(crate) fn activity_taken(&self, key: &String) {
         self.work.set_free(key, self.clock.now());
     }
 
-    /// A message is in the queue, or will be visible at its time. It is kept where somebody here takes turns.
+    /// Adds a message as a candidate, ready when it is due. Drops it if no dispatcher of this process takes turns.
     pub(crate) fn offer_message(&self, message: MessageDocument, etag: Option<Etag>) {
         if !self.fleet.takes_turns() {
             self.turns.clear();
@@ -417,9 +430,10 @@ impl Discovery {
         self.offer_turn(TurnCandidate::of_message(message, etag), seq, due, true);
     }
 
-    /// The end of an activity is in the queue: as [`offer_message`](Self::offer_message), but it waits for others of its instance.
+    /// Adds a completion as a candidate, like [`offer_message`](Self::offer_message). It waits for other completions of
+    /// its instance.
     fn offer_completion(&self, message: MessageDocument, etag: Option<Etag>) {
-        // Not past a timer: the activity has ended before it, and must not come after it.
+        // It must not wait past a timer, because the activity ended before the timer.
         let waits = |until: &Millis| {
             self.turns.peek(&message.instance_id, |candidate| candidate.can_wait_until(*until)).unwrap_or(true)
         };
@@ -430,7 +444,7 @@ impl Discovery {
         let partition = message.instance_id.clone();
         let candidate = TurnCandidate { ends: true, ..TurnCandidate::of_message(message, etag) };
         self.offer_turn(candidate, seq, due, waits_until.is_none());
-        // Of two that come at once, each may have been the last but one.
+        // If two completions arrive at once, each may have found itself the last but one.
         let there = || self.turns.peek(&partition, |candidate| candidate.ends_there(now)).unwrap_or(0);
         if waits_until.is_some()
             && self.completion_batching.waits_until(&partition, there().saturating_sub(1), now).is_none()
@@ -439,15 +453,15 @@ impl Discovery {
         }
     }
 
-    /// Somebody filter what is there now: the ends of activities of this instance wait for no others.
+    /// Makes the completions of an instance ready now. They no longer wait for others.
     fn waits_no_longer(&self, partition: &Partition) {
         if self.turns.peek(partition, |candidate| candidate.ends) == Some(true) {
-            self.offer_turn(TurnCandidate::of_nothing(partition.clone()), String::new(), 0, true);
+            self.offer_turn(TurnCandidate::without_messages(partition.clone()), String::new(), 0, true);
         }
     }
 
-    /// A turn was handed out at `now` for a candidate: what the candidate knows of and was not due yet keeps its place in the queue.
-    pub(crate) fn keep_rest(&self, candidate: &TurnCandidate, now: Millis) {
+    /// Keeps the messages of a candidate that were not due at `now`, when its turn was handed out.
+    pub(crate) fn keep_undue(&self, candidate: &TurnCandidate, now: Millis) {
         self.recent.returned(&candidate.partition, candidate.ids());
         self.offer_again(
             candidate.messages.iter().filter(|message| message.document.due > now).cloned().collect(),
@@ -456,13 +470,14 @@ impl Discovery {
         for (id, due) in candidate.seen.iter().filter(|(_, due)| *due > now) {
             let mut later = TurnCandidate::new(candidate.partition.clone(), false);
             later.seen.push((id.clone(), *due));
-            // Its place in the queue is not known: it is as old as its time says.
+            // Its sequence key is not known, so its due time stands for it.
             self.offer_turn(later, format!("{due:015}"), *due, false);
         }
     }
 
-    /// A turn leaves messages behind that did not fit it; `seq` is their place in the queue, or just before it.
-    pub(crate) fn offer_rest(&self, partition: &Partition, seq: String) {
+    /// Adds a candidate for messages that did not fit into a turn. `seq` is their place in the queue, or just before
+    /// it.
+    pub(crate) fn offer_remaining(&self, partition: &Partition, seq: String) {
         self.offer_turn(TurnCandidate::new(partition.clone(), false), seq, self.clock.now(), true);
     }
 
@@ -471,7 +486,7 @@ impl Discovery {
         if !candidate.ends {
             candidate.others = Some(due);
         }
-        // The ends of activities wait for each other only; what an attempt has put off for longer is another matter.
+        // Completions wait only for each other. A later time that a claim has set stays.
         let ends_wait = !candidate.can_wait_until(now + completion_batching::LONGEST)
             && self.turns.peek(&candidate.partition, |candidate| candidate.ends) == Some(true)
             && self
@@ -483,17 +498,18 @@ impl Discovery {
         self.turns.offer(offer, now, TurnCandidate::merge);
     }
 
-    /// An activity is in the queue, or will be at its time. It is kept where somebody here runs such.
+    /// Adds an activity as a candidate, ready when it is due. Drops it if no worker of this process accepts it.
     pub(crate) fn offer_activity(&self, document: ActivityDocument) {
         if !self.fleet.takes_work(document.tag.as_deref()) {
             return;
         }
         let (key, seq, due) = (document.seq.clone(), document.seq.clone(), document.due);
-        let offer = Offer { key, candidate: ActivityCandidate::new(document, &self.here), seq, due, urgent: true };
+        let offer =
+            Offer { key, candidate: ActivityCandidate::new(document, &self.local_instances), seq, due, urgent: true };
         self.work.offer(offer, self.clock.now(), |old, new| *old = new);
     }
 
-    /// Activities of an instance have ended elsewhere: there is nothing to take of them.
+    /// Drops candidates of activities that have completed in other processes.
     pub(crate) fn activities_ended(&self, partition: &Partition, ids: &BTreeSet<DocumentId>) {
         if !ids.is_empty() {
             self.work.forget(|candidate| {
@@ -502,12 +518,13 @@ impl Discovery {
         }
     }
 
-    /// A turn of this process has ended: what came for its instance in the meantime can be tried.
+    /// Ends a turn of this process. Candidates that arrived meanwhile can be tried.
     pub(crate) fn turn_ended(&self, partition: &Partition) {
         self.turns.set_free(partition, self.clock.now());
     }
 
-    /// A turn of this process was committed, and its history is this now, if that is known. What came meanwhile can be tried.
+    /// Ends a committed turn of this process, with its history if that is known. Candidates that arrived meanwhile can
+    /// be tried.
     pub(crate) fn turn_committed(&self, partition: &Partition, history: Option<&[Event]>) {
         let now = self.clock.now();
         let open = history.map(completion_batching::open).unwrap_or_default();
@@ -517,7 +534,7 @@ impl Discovery {
                 && candidate.can_wait_until(waits_until)
                 && (open.count() == 0 || candidate.ends_there(now) < open.count())
         };
-        // The completion_batching of the turn before does not hold any more.
+        // The batching time of the turn before is no longer valid.
         self.turns.set_free_from(partition, now, |candidate| match (candidate.ends, waits(candidate)) {
             (true, true) => Free { not_before: waits_until, due: Some(waits_until) },
             (true, false) => Free { not_before: 0, due: Some(now) },
@@ -525,32 +542,37 @@ impl Discovery {
         });
     }
 
-    /// A turn of this process has consumed these messages.
-    pub(crate) fn consumed<'a>(&self, partition: &Partition, ids: impl Iterator<Item = &'a DocumentId>) {
+    /// Records that a turn of this process has consumed these messages.
+    pub(crate) fn messages_consumed<'a>(&self, partition: &Partition, ids: impl Iterator<Item = &'a DocumentId>) {
         self.recent.consumed(partition, ids, self.clock.now());
     }
 
-    /// A turn of this process has taken these messages, and holds them until then.
-    pub(crate) fn taken<'a>(&self, partition: &Partition, ids: impl Iterator<Item = &'a DocumentId>, until: Millis) {
+    /// Records that a turn of this process holds these messages until `until`.
+    pub(crate) fn messages_taken<'a>(
+        &self,
+        partition: &Partition,
+        ids: impl Iterator<Item = &'a DocumentId>,
+        until: Millis,
+    ) {
         self.recent.taken(partition, ids, until);
     }
 
-    /// The queue of an instance was asked for, or there can be nothing in it but what is known.
-    pub(crate) fn asked(&self, partition: &Partition) {
+    /// Records that the messages of an instance were queried, or that all of them are known.
+    pub(crate) fn record_query(&self, partition: &Partition) {
         self.asked.note(partition, self.clock.now());
     }
 
-    /// Whether the queue of an instance was asked for a moment ago.
-    pub(crate) fn has_asked(&self, partition: &Partition) -> bool {
+    /// Whether the messages of an instance were queried within the last second.
+    pub(crate) fn queried_recently(&self, partition: &Partition) -> bool {
         self.asked.is_fresh(partition, self.clock.now())
     }
 
-    /// Whether a turn of this process has consumed a message a moment ago.
+    /// Whether a turn of this process has just consumed a message.
     pub(crate) fn was_consumed(&self, partition: &Partition, id: &DocumentId) -> bool {
         self.recent.is_consumed(partition, id)
     }
 
-    /// A turn of this process was given back with these messages, each of which can be tried again at its time.
+    /// Ends a released turn of this process. Each of its messages can be tried again when it is due.
     pub(crate) fn messages_returned(
         &self,
         partition: &Partition,
@@ -563,8 +585,8 @@ impl Discovery {
         }
     }
 
-    /// A turn of this process was given back: its messages can be tried again at `due`, and if that is in the future, not
-    /// earlier than an attempt has said.
+    /// Ends a released turn of this process. Its messages can be tried again at `due`. If that is in the future, a
+    /// later time that a claim has set stays.
     pub(crate) fn turn_returned(&self, partition: &Partition, due: Millis) {
         let now = self.clock.now();
         let at_once = due <= now;
@@ -577,20 +599,21 @@ impl Discovery {
         self.offer_turn(candidate, String::new(), due, at_once);
     }
 
-    /// Whether the next step of an instance is this process's, as far as it knows: a turn that it has or is about to take, or an activity.
+    /// Whether this process probably has the next step of an instance: a turn that it holds or is about to claim, or an
+    /// activity.
     pub(crate) fn has_next_step(&self, partition: &Partition) -> bool {
-        // What is pinned to a version is perhaps for nobody here.
+        // Perhaps no dispatcher of this process accepts a pinned execution.
         let is_ours = |candidate: &TurnCandidate| candidate.pinned.is_none();
-        self.here.has(partition) || self.turns.is_at_hand(partition, self.clock.now(), is_ours)
+        self.local_instances.has(partition) || self.turns.is_at_hand(partition, self.clock.now(), is_ours)
     }
 
-    /// What waits for the next turn of an instance, while this process has one.
+    /// Looks at the candidate for the next turn of an instance.
     pub(crate) fn peek_turn<R>(&self, partition: &Partition, look: impl FnOnce(&TurnCandidate) -> R) -> Option<R> {
         self.turns.peek(partition, look)
     }
 
-    /// A turn of this process was committed and is followed by the next at once, under a lock until then: takes out what waits for that.
-    pub(crate) fn turn_kept(
+    /// Records that a commit has retained the lock until `until`. Takes out the candidate for the next turn.
+    pub(crate) fn turn_retained(
         &self,
         partition: &Partition,
         history: Option<&[Event]>,
@@ -603,25 +626,25 @@ impl Discovery {
         Some(candidate)
     }
 
-    /// A turn for which a candidate was taken out, and whose claim was made at `now`, came to nothing.
+    /// Ends a claim, made at `now`, that returned no turn. Its candidate was taken out before.
     pub(crate) fn claim_failed(&self, candidate: &TurnCandidate, now: Millis) {
-        self.keep_rest(candidate, now);
+        self.keep_undue(candidate, now);
         self.turn_ended(&candidate.partition);
     }
 
-    /// A claim is under way, until this is dropped: a caller that does not wait waits for it.
+    /// Marks a claim as in flight until the guard is dropped. A fetch without a wait time waits for it.
     pub(crate) fn claim_in_flight(&self) -> impl Drop + Send + 'static {
         self.in_flight.begin()
     }
 
-    /// A turn of this process holds its lock until then.
+    /// Records that a turn of this process holds its lock until `until`.
     pub(crate) fn turn_holds(&self, partition: &Partition, until: Millis) {
         self.turns.set_busy(partition, until, self.clock.now());
     }
 }
 
-/// A message was put into the queue: it is kept where somebody here takes turns, or else somebody is called who does. `knows`
-/// is the member that has its instance at hand.
+/// Announces a message that was written. It becomes a candidate if this process takes turns. Otherwise a worker that
+/// does gets a wake-up. `knows` is a worker that probably has the instance in its cache.
 pub(crate) async fn message_written(
     engine: &Arc<Engine>,
     message: MessageDocument,
@@ -638,12 +661,12 @@ pub(crate) async fn message_written(
         wakeup::call_runners(engine, Slot::of(&message.instance_id), None, knows).await;
     }
     if discovery.fleet.takes_turns() && !knows.is_some_and(|knows| discovery.fleet.view().is_alive(knows)) {
-        // It had left, as the ring has shown.
+        // That worker has left, as the wake-up has shown.
         discovery.offer_message(message, etag);
     }
 }
 
-/// The end of an activity was put into the queue: as [`message_written`], but the worker does not wait for a ring.
+/// Announces a completion that was written, like [`message_written`]. The caller does not wait for the wake-up.
 pub(crate) fn completion_written(
     engine: &Arc<Engine>,
     message: MessageDocument,
@@ -658,7 +681,8 @@ pub(crate) fn completion_written(
     engine.spawn(async move { message_written(&engine_too, message, etag, knows.as_deref()).await });
 }
 
-/// An activity was put into the queue: it is kept where somebody here runs such, or else somebody is called who does.
+/// Announces an activity that was written. It becomes a candidate if this process accepts it. Otherwise a worker that
+/// does gets a wake-up.
 pub(crate) async fn activity_written(engine: &Arc<Engine>, document: ActivityDocument) {
     let (slot, tag) = (Slot::of(&document.instance_id), document.tag.clone());
     if engine.discovery.fleet.takes_work(tag.as_deref()) {
@@ -668,12 +692,14 @@ pub(crate) async fn activity_written(engine: &Arc<Engine>, document: ActivityDoc
     }
 }
 
-/// The member that is told when an activity of its turn has ended, if it is alive and another than this process.
+/// The worker that gets a wake-up when an activity of its turn has completed. `None` if that worker is dead or is this
+/// process.
 pub(crate) fn completion_receiver<'a>(engine: &Engine, by: Option<&'a str>) -> Option<&'a str> {
     by.filter(|by| engine.discovery.fleet.view().is_alive(by))
 }
 
-/// What a batch of this process has put into the queues; `offset` is where `operations` begin in the batch.
+/// Announces the messages and activities of a committed batch. `offset` is the index of the first of `operations` in
+/// the batch.
 pub(crate) fn announce(
     engine: &Arc<Engine>,
     partition: &Partition,
@@ -690,7 +716,7 @@ pub(crate) fn announce(
             Some(kind::ACTIVITY) => {
                 let Ok(mut work) = serde_json::from_value::<ActivityDocument>(document.clone()) else { continue };
                 work.etag = committed.etag(index + offset).cloned();
-                // What is locked was handed over.
+                // A locked activity was claimed inline.
                 if &work.instance_id != partition || work.lock.is_some() {
                     continue;
                 }
@@ -711,20 +737,20 @@ pub(crate) fn announce(
     call_for_help(engine, Slot::of(partition), here, elsewhere);
 }
 
-/// Calls those who run what nobody here runs, and some others where it is more than those can do soon. `here` has the tags of
-/// what this process runs, `elsewhere` how many activities of each other tag there are.
+/// Sends wake-ups for activities that this process does not run, and for help if there are more than its workers can
+/// soon run. `here` has the tags that this process runs. `elsewhere` has the number of activities of each other tag.
 fn call_for_help(
     engine: &Arc<Engine>,
     slot: Slot,
     here: BTreeSet<Option<String>>,
     elsewhere: BTreeMap<Option<String>, usize>,
 ) {
-    /// So many activities are worth one who helps.
+    /// One helper for each so many activities.
     const WORTH: usize = 16;
     const MOST: usize = 8;
     let helpers = |count: usize| (count / WORTH).min(MOST);
     let waiting = |tag: &Option<String>| engine.discovery.waiting_work(WORTH * MOST, tag.as_deref());
-    // For each tag, how many are called to run it, and how many to help them.
+    // For each tag: how many workers get a wake-up to run it, and how many to help them.
     let here = here.into_iter().map(|tag| (waiting(&tag), tag)).map(|(count, tag)| (tag, 0, helpers(count)));
     let elsewhere = elsewhere.into_iter().map(|(tag, count)| (tag, 1, helpers(count)));
     let mut calls: Vec<(Option<String>, usize, usize)> = here.chain(elsewhere).collect();
@@ -740,7 +766,7 @@ fn call_for_help(
                 wakeup::call_worker(&engine_too, slot, tag.as_deref()).await;
             }
             if most > 0 && !engine_too.discovery.fleet.view().others.is_empty() {
-                engine_too.discovery.recovered_by_others.is_now();
+                engine_too.discovery.help_requested.is_now();
             }
             if most > 0 {
                 wakeup::call_helpers(&engine_too, slot, tag.as_deref(), first, most).await;
@@ -749,9 +775,9 @@ fn call_for_help(
     });
 }
 
-/// Leaves the fleet: whoever else is there takes over at once.
+/// Deletes the membership of this process and sends a wake-up, so that other workers take over at once.
 pub(crate) async fn leave(engine: &Arc<Engine>, deadline: Deadline) -> Result<(), StoreError> {
-    // What is under way may be about to write that this process is there.
+    // A running task may be about to write the membership again.
     let _watch = tokio::time::timeout_at(deadline.instant(), engine.discovery.watch.lock()).await;
     if engine.discovery.fleet.leave(engine, deadline).await? {
         wakeup::tell_others(engine).await;

@@ -1,10 +1,16 @@
-//! Asking the service what is in the queues: one physical partition at a time, in pages, oldest first.
+//! Polls: queries for due work, one physical partition at a time, in pages, oldest first.
 //!
-//! What a look costs does not depend on how long the queues are. A page of rows that nobody here can take is followed by the next,
-//! so that nothing hides what is behind it; where that would take too long, the next look goes on from there.
+//! The cost of a poll does not depend on the length of the queues. If no dispatcher of this process can take the rows
+//! of a page, the poll reads the next page, so that no row hides those behind it. If that takes too long, the next poll
+//! continues from there.
 //!
-//! A row is taken at once where it lies in this process's slots and no living member knows of it, or where a bell has named its
-//! slot; otherwise after [`GRACE`]. So two processes hardly ever claim the same, and what a dead one knew is not lost.
+//! A row becomes a candidate at once if
+//!
+//! - its slot belongs to this process and no living worker knows of the row, or
+//! - a wake-up has named its slot.
+//!
+//! Otherwise it becomes a candidate after [`GRACE`]. So two processes rarely claim the same row, and the rows that a
+//! dead process knew are not lost.
 
 use super::{members::View, ActivityCandidate, Discovery, Offer, TurnCandidate};
 use crate::{
@@ -49,7 +55,7 @@ pub(super) struct PollRequest<'a> {
     pub(super) slots: SlotRange,
     /// Slots that a bell has named: what lies there is for us, whoever knows of it, and a replica that lags must not hide it.
     pub(super) named: &'a [Slot],
-    /// Whatever is there is for us: a caller that does not wait filter the present state.
+    /// Every row becomes a candidate at once, because a fetch without a wait time must see the present state.
     pub(super) eager: bool,
     /// Timers that are due by then are taken in, too.
     pub(super) ahead: Millis,
@@ -139,7 +145,7 @@ pub(super) async fn work(
     for document in documents {
         found.note(offer_activity(engine, look, &view, &DueRow::of(&document), Some(document)));
     }
-    debug!(?found, queue = "activity", "looked");
+    debug!(?found, queue = "activity", "polled");
     if found.news > 0 || !full {
         return Ok(found);
     }
@@ -167,7 +173,7 @@ pub(super) async fn help(engine: &Arc<Engine>, look: &PollRequest<'_>, tags: &Ta
         }
         found.note(offer_activity(engine, look, &view, &DueRow::of(&document), Some(document)));
     }
-    debug!(?found, queue = "help", "looked");
+    debug!(?found, queue = "help", "polled");
     Ok(found)
 }
 
@@ -289,7 +295,7 @@ fn take_in(engine: &Arc<Engine>, look: &PollRequest<'_>, page: Rows<DueRow>, ful
     if intents {
         outbox::reconcile_soon(engine, look.range);
     }
-    debug!(rows, ?found, "looked");
+    debug!(rows, ?found, "polled");
     found
 }
 
@@ -384,7 +390,8 @@ fn offer_activity(
         discovery.held.seen_free(session, now);
     }
     // The row says that nobody holds it now, whatever an attempt before has met.
-    let offer = Offer { key, candidate: ActivityCandidate::new(document, &discovery.here), seq, due, urgent: true };
+    let offer =
+        Offer { key, candidate: ActivityCandidate::new(document, &discovery.local_instances), seq, due, urgent: true };
     discovery.work.offer(offer, now, |_, _| ());
     if known {
         return RowState::Known;

@@ -1,11 +1,11 @@
-//! The ready queue: candidates about what may be taken, in memory. A candidate is never the truth: the claim decides.
+//! The ready queue: candidates in memory. A candidate decides nothing, the claim decides.
 //!
-//! A key is in the queue once. Hints that can be tried now wait in the order of their sequence keys, others until they are
-//! due. While a key is busy (a claim is under way, or this process holds what it names), candidates for it are kept but not
-//! handed out.
+//! The queue has each key once. Candidates that can be tried now are ordered by their sequence keys. The others wait
+//! until they are due. A key is busy while a claim is in flight or this process holds its instance or activity. The
+//! queue keeps candidates for a busy key but does not hand them out.
 //!
-//! It is bounded: a candidate that nobody takes is forgotten after a while, and where there are too many, those go first that are
-//! due last. What is forgotten is in the container all the same, and a look there finds it again.
+//! The queue is bounded. It forgets a candidate that no fetch takes for a while. If it is full, it drops the candidates
+//! that are due last. The work stays in the container, and a poll finds it again.
 
 use crate::model::Millis;
 use std::{

@@ -1,4 +1,4 @@
-//! A short memory of messages that turns of this process have, or had a moment ago: a poll may still return them.
+//! A short memory of messages that turns of this process hold or have just consumed. A poll may still return them.
 
 use super::memory::Memory;
 use crate::model::{DocumentId, Millis, Partition};

@@ -1,7 +1,7 @@
-//! Sessions that other workers own, as far as attempts have seen.
+//! Sessions that other workers own, as far as claims have shown.
 //!
-//! Of a session that is held here and there thousands of activities may wait. One attempt tells it for all of them; what it has
-//! seen is forgotten after a moment, since a session may be given back long before its lock ends.
+//! Thousands of activities may wait for one session. One claim attempt informs all of them. The process forgets the
+//! owner after a moment, because a session may be released long before its lock ends.
 
 use super::ActivityCandidate;
 use crate::model::Millis;
@@ -72,7 +72,7 @@ impl Held {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::discovery::local_instances::Here;
+    use crate::discovery::local_instances::LocalInstances;
     use crate::model::{ActivityDocument, DocumentId, Partition, Unknown};
 
     pub(in crate::discovery) fn work(session: Option<&str>) -> ActivityDocument {
@@ -95,7 +95,7 @@ pub(super) mod tests {
     }
 
     fn candidate(session: Option<&str>) -> ActivityCandidate {
-        ActivityCandidate::new(work(session), &Here::default())
+        ActivityCandidate::new(work(session), &LocalInstances::default())
     }
 
     #[test]

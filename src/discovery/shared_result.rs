@@ -1,11 +1,13 @@
-//! What every runtime asks for now and then, and what is the same for all: worked out by one process, kept for the others.
+//! Results that every process needs now and then and that are the same for all. One process computes a result and
+//! shares it with the others.
 //!
-//! duroxide asks for the metrics and the queues' depths every minute and has sessions cleaned up every five, in every
-//! process. A member of a fleet takes what another has kept lately; who finds nothing young enough activities it out and keeps it.
-//! So the cost does not grow with their number.
+//! duroxide asks for the metrics and the queue depths every minute, and for a clean-up of sessions every five minutes,
+//! in every process. A worker takes the result that another worker has shared lately. A worker that finds no valid one
+//! computes the result and shares it. So the cost does not grow with the number of workers.
 //!
-//! Invariant: none. It is a candidate that grows old: two that work it out at once overwrite each other, one that dies before it
-//! has kept it leaves that to the next. A process that is alone, or that only calls, activities everything out: its answer is exact.
+//! There is no invariant, because a shared result may be old. Two processes that compute it at once overwrite each
+//! other. If a process dies before it has shared the result, the next one computes it. A process without others, or one
+//! that fetches no work, always computes the result itself, so its result is exact.
 
 use crate::{
     cosmos::StoreError,
@@ -16,11 +18,11 @@ use serde::{de::DeserializeOwned, Serialize};
 use std::{future::Future, time::Duration};
 use tracing::debug;
 
-/// For how long the answer to a question serves others.
+/// A task whose result is shared, and for how long the result is valid.
 #[derive(Clone, Copy)]
 pub(crate) struct SharedTask {
     pub(crate) name: &'static str,
-    /// Less than the pause after which duroxide asks again.
+    /// Shorter than the interval at which duroxide asks again.
     pub(crate) valid_for: Duration,
 }
 
@@ -29,40 +31,37 @@ pub(crate) const QUEUE_DEPTHS: SharedTask = SharedTask { name: "depths", valid_f
 pub(crate) const RETENTION: SharedTask = SharedTask { name: "retention", valid_for: Duration::from_secs(25) };
 pub(crate) const SESSIONS: SharedTask = SharedTask { name: "sessions", valid_for: Duration::from_secs(240) };
 
-/// Whether `who` does, or goes on with, what one of all does now and then: not where another has said so lately. Who does says so first.
-pub(crate) async fn is_elected(engine: &Engine, question: SharedTask, who: &str) -> bool {
+/// Elects one process for a recurring task. Returns whether `who` does the task, or goes on with it: not if another
+/// process has been elected lately. The elected process records its name first.
+pub(crate) async fn is_elected(engine: &Engine, task: SharedTask, who: &str) -> bool {
     if !engine.discovery.shares_the_container() {
         return true;
     }
-    if kept::<String>(engine, question).await.is_some_and(|whose| whose != who) {
+    if shared::<String>(engine, task).await.is_some_and(|elected| elected != who) {
         return false;
     }
-    keep(engine, question, who).await;
+    share(engine, task, who).await;
     true
 }
 
-/// What another process has worked out lately, or what `work_out` says.
-pub(crate) async fn get_or_compute<T, E, W>(
-    engine: &Engine,
-    question: SharedTask,
-    work_out: W,
-) -> Result<Computed<T>, E>
+/// Returns the result that another process has shared lately, or else the result of `compute`.
+pub(crate) async fn get_or_compute<T, E, W>(engine: &Engine, task: SharedTask, compute: W) -> Result<Computed<T>, E>
 where
     T: Clone + Serialize + DeserializeOwned + Send + Sync,
     W: Future<Output = Result<T, E>>,
 {
     if !engine.discovery.shares_the_container() {
-        return work_out.await.map(Computed::Own);
+        return compute.await.map(Computed::Own);
     }
-    if let Some(kept) = kept(engine, question).await {
-        return Ok(Computed::Others(kept));
+    if let Some(result) = shared(engine, task).await {
+        return Ok(Computed::Others(result));
     }
-    let answer = work_out.await?;
-    keep(engine, question, answer.clone()).await;
-    Ok(Computed::Own(answer))
+    let result = compute.await?;
+    share(engine, task, result.clone()).await;
+    Ok(Computed::Own(result))
 }
 
-/// Who has worked it out.
+/// A result, by the process that computed it.
 pub(crate) enum Computed<T> {
     Own(T),
     Others(T),
@@ -71,40 +70,43 @@ pub(crate) enum Computed<T> {
 impl<T> Computed<T> {
     pub(crate) fn into_inner(self) -> T {
         match self {
-            Self::Own(answer) | Self::Others(answer) => answer,
+            Self::Own(result) | Self::Others(result) => result,
         }
     }
 
-    /// What this process has done itself.
+    /// The result, if this process has computed it.
     pub(crate) fn own(self) -> Option<T> {
         match self {
-            Self::Own(answer) => Some(answer),
+            Self::Own(result) => Some(result),
             Self::Others(_) => None,
         }
     }
 }
 
-async fn kept<T: DeserializeOwned>(engine: &Engine, question: SharedTask) -> Option<T> {
-    let (partition, id) = (SharedResult::<T>::partition(), SharedResult::<T>::document_id(question.name));
+/// The result that another process has shared, while it is valid.
+async fn shared<T: DeserializeOwned>(engine: &Engine, task: SharedTask) -> Option<T> {
+    let (partition, id) = (SharedResult::<T>::partition(), SharedResult::<T>::document_id(task.name));
     let found = engine.store.read_eventual::<SharedResult<T>>(&partition, &id, engine.deadline()).await;
-    let found = found.map_err(unimportant).ok()??.document;
-    is_young(found.at, engine.now(), question.valid_for).then_some(found.answer)
+    let found = found.map_err(log_failure).ok()??.document;
+    is_valid(found.at, engine.now(), task.valid_for).then_some(found.result)
 }
 
-/// Clocks may be off, to either side: what seems to be of the future is as old.
-fn is_young(at: Millis, now: Millis, valid_for: Duration) -> bool {
+/// Whether a result of this time is valid. Clocks may differ in either direction, so a time in the future counts as
+/// equally old.
+fn is_valid(at: Millis, now: Millis, valid_for: Duration) -> bool {
     at.abs_diff(now) < millis(valid_for)
 }
 
-async fn keep<T: Serialize + Sync>(engine: &Engine, question: SharedTask, answer: T) {
-    let kept = SharedResult::new(question.name, engine.now(), answer);
-    let written = engine.store.upsert(&kept.instance_id, &kept.id, &kept, None, engine.deadline()).await;
-    written.map_err(unimportant).ok();
+/// Shares a result with the other processes.
+async fn share<T: Serialize + Sync>(engine: &Engine, task: SharedTask, result: T) {
+    let document = SharedResult::new(task.name, engine.now(), result);
+    let written = engine.store.upsert(&document.instance_id, &document.id, &document, None, engine.deadline()).await;
+    written.map_err(log_failure).ok();
 }
 
-/// Others work it out for themselves.
-fn unimportant(error: StoreError) {
-    debug!(%error, "what all members ask for could not be shared");
+/// A failure is harmless: each process then computes the result itself.
+fn log_failure(error: StoreError) {
+    debug!(%error, "could not share a result with other workers");
 }
 
 #[cfg(test)]
@@ -112,16 +114,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_serves_for_a_while_whatever_the_clocks_say() {
+    fn a_shared_result_is_valid_for_a_while_whatever_the_clocks_say() {
         let valid_for = Duration::from_secs(45);
-        assert!(is_young(100_000, 144_999, valid_for));
-        assert!(is_young(144_999, 100_000, valid_for), "its clock is ahead");
-        assert!(!is_young(100_000, 145_000, valid_for));
-        assert!(!is_young(200_000, 100_000, valid_for), "it would never grow old");
+        assert!(is_valid(100_000, 144_999, valid_for));
+        assert!(is_valid(144_999, 100_000, valid_for), "its clock is ahead");
+        assert!(!is_valid(100_000, 145_000, valid_for));
+        assert!(!is_valid(200_000, 100_000, valid_for), "it would never become invalid");
     }
 
     #[test]
-    fn answers_are_younger_than_the_next_question_of_the_one_who_worked_them_out() {
+    fn a_shared_result_is_invalid_before_the_process_that_computed_it_asks_again() {
         assert!(SYSTEM_METRICS.valid_for < Duration::from_secs(60) && QUEUE_DEPTHS.valid_for < Duration::from_secs(60));
         assert!(SESSIONS.valid_for < Duration::from_secs(300));
     }

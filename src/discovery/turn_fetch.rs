@@ -1,4 +1,4 @@
-//! The order for a turn.
+//! The fetch of a turn.
 
 use super::{
     fetch_loop::{self, FetchKind, TakenCandidate},
@@ -23,10 +23,10 @@ use crate::{
 use duroxide::providers::{DispatcherCapabilityFilter, ProviderError};
 use std::{sync::Arc, time::Duration};
 
-/// A turn that another process holds is looked at again then: it may have ended long before its lock does.
-const LOOK_AGAIN: Millis = 1_000;
+/// When to try again a turn that another process holds. It may end long before its lock does.
+const RECHECK_AFTER: Millis = 1_000;
 
-/// The next turn, or nothing within `poll_timeout`.
+/// The next turn, or `None` if there is none within `poll_timeout`.
 pub(crate) async fn next_turn(
     engine: &Arc<Engine>,
     lock_timeout: Duration,
@@ -49,7 +49,7 @@ struct TurnFetch<'a> {
 impl FetchKind for TurnFetch<'_> {
     const OPERATION: &'static str = "fetch_orchestration_item";
     type Key = Partition;
-    type Hint = TurnCandidate;
+    type Candidate = TurnCandidate;
     type Item = Turn;
     type FetchFilter = TurnFilter;
 
@@ -57,7 +57,7 @@ impl FetchKind for TurnFetch<'_> {
         &discovery.turns
     }
 
-    fn counter<'a>(&self, engine: &'a Engine) -> &'a WaitingFetches<TurnFilter, Turn> {
+    fn waiting_fetches<'a>(&self, engine: &'a Engine) -> &'a WaitingFetches<TurnFilter, Turn> {
         &engine.queue.turns
     }
 
@@ -65,20 +65,20 @@ impl FetchKind for TurnFetch<'_> {
         FetchTerms { lock_timeout: self.lock_timeout, patient: self.patient, filter: TurnFilter(self.filter.cloned()) }
     }
 
-    fn asks(&self, discovery: &Discovery) -> bool {
+    fn record_fetch(&self, discovery: &Discovery) -> bool {
         discovery.fleet.asks_for_turns(self.filter)
     }
 
-    async fn look(
+    async fn poll(
         &self,
         engine: &Arc<Engine>,
-        look: &PollRequest<'_>,
+        request: &PollRequest<'_>,
         rest: &mut Rest,
     ) -> Result<PollResult, StoreError> {
-        poll::turns(engine, look, rest).await
+        poll::turns(engine, request, rest).await
     }
 
-    fn fits(&self, _dispatch: &Discovery, candidate: &TurnCandidate, _now: Millis) -> bool {
+    fn fits(&self, _discovery: &Discovery, candidate: &TurnCandidate, _now: Millis) -> bool {
         takes(self.filter, candidate.pinned.as_ref())
     }
 
@@ -88,7 +88,7 @@ impl FetchKind for TurnFetch<'_> {
         taken: TakenCandidate<Partition, TurnCandidate>,
     ) -> Result<Option<Turn>, StoreError> {
         let (discovery, TakenCandidate { key: partition, candidate, seq }) = (&engine.discovery, taken);
-        // While the claim is under way, a look that returns these messages brings no news.
+        // During the claim a poll that returns these messages brings nothing new.
         discovery.recent.taken(&partition, candidate.ids(), engine.now() + fetch_loop::CLAIM_TIME);
         match self.claim(engine, &candidate).await {
             Ok(TurnClaim::Turn(turn)) => {
@@ -110,12 +110,12 @@ impl FetchKind for TurnFetch<'_> {
 }
 
 impl TurnFetch<'_> {
-    /// Claims in a task of its own.
+    /// Claims the candidate in a task of its own.
     async fn claim(&self, engine: &Arc<Engine>, candidate: &TurnCandidate) -> Result<TurnClaim, StoreError> {
-        let (engine_too, hint_too, terms) = (engine.clone(), candidate.clone(), self.terms());
+        let (engine_too, candidate_too, terms) = (engine.clone(), candidate.clone(), self.terms());
         let claiming = async move {
             let deadline = Deadline::after(claim_time(&engine_too, terms.lock_timeout));
-            claim::claim(&engine_too, &hint_too, &terms, deadline).await
+            claim::claim(&engine_too, &candidate_too, &terms, deadline).await
         };
         let (engine_too, partition, lock_timeout) = (engine.clone(), candidate.partition.clone(), self.lock_timeout);
         let release_claim = move |outcome| {
@@ -130,22 +130,22 @@ impl TurnFetch<'_> {
     }
 }
 
-/// What becomes of a candidate whose claim came to nothing.
+/// Decides about a candidate whose claim returned no turn.
 fn settle(engine: &Arc<Engine>, partition: Partition, mut candidate: TurnCandidate, seq: String, outcome: TurnClaim) {
     let now = engine.now();
     let turns = &engine.discovery.turns;
     engine.discovery.recent.returned(&partition, candidate.ids());
     let due = match outcome {
-        TurnClaim::Locked(until) => until.min(now + LOOK_AGAIN),
+        TurnClaim::Locked(until) => until.min(now + RECHECK_AFTER),
         TurnClaim::Incompatible(pinned) => {
             let (engine_too, slot, version) = (engine.clone(), Slot::of(&partition), pinned.clone());
             engine.spawn(async move { wakeup::call_runners(&engine_too, slot, Some(&version), None).await });
             candidate.pinned = Some(pinned);
             now
         }
-        TurnClaim::Nothing | TurnClaim::Waiting | TurnClaim::Turn(_) => {
+        TurnClaim::Nothing | TurnClaim::Deferred | TurnClaim::Turn(_) => {
             turns.set_free(&partition, now);
-            engine.discovery.keep_rest(&candidate, now);
+            engine.discovery.keep_undue(&candidate, now);
             return;
         }
     };

@@ -1,11 +1,13 @@
-//! Bells: how a process that puts something into a queue wakes the member that should take it.
+//! Wake-ups: a process that enqueues work for another worker sends that worker a wake-up.
 //!
-//! Invariant: a ring is a candidate. It is written after what it tells of, so that who hears it finds that; it may be lost, late,
-//! overwritten by another or unheard, and then a sweep finds what it told of. An error never fails what is told of.
+//! Invariant: a wake-up decides nothing. The process sends it after the write that it announces, so the receiver finds
+//! the work. A wake-up may be lost, late, overwritten by another or unread. A poll then finds the work. A failed
+//! wake-up never fails the write that it announces.
 //!
-//! Each member looks at its own bell, one point read whatever the number of partitions and members. A ring is one unconditional
-//! replace that names slots; 404 means that the member has left, and the next one is rung. Rings are rare: one for a member
-//! within [`GAP`], ten a second for a process; what comes in between goes with the next.
+//! Each worker reads its own wake-up document, one point read however many partitions and workers there are. A wake-up
+//! is one unconditional replace that names slots. A 404 means that the worker has left, and the next one gets the
+//! wake-up. Wake-ups are rare: one per receiver within [`GAP`], and ten a second per process. Later ones are collected
+//! into the next.
 
 use crate::{
     cosmos::{Deadline, Refusal, StoreError, WriteOutcome},
@@ -83,7 +85,7 @@ impl WakeupReason {
     fn tell(&self, bell: &mut WakeupDocument) {
         match self {
             Self::Runners { slot, .. } => drop(bell.turns.insert(*slot)),
-            Self::Worker { slot, .. } | Self::Owner { slot, .. } => drop(bell.work.insert(*slot)),
+            Self::Worker { slot, .. } | Self::Owner { slot, .. } => drop(bell.activities.insert(*slot)),
             Self::Helpers { slot, .. } => drop(bell.help.insert(*slot)),
             Self::Others => bell.list = true,
         }
@@ -203,7 +205,7 @@ async fn call(engine: &Arc<Engine>, call: WakeupReason) {
     let (fleet, deadline) = (&engine.discovery.fleet, Deadline::after(PATIENCE));
     let nobody = call.choose(&fleet.view()).is_empty();
     if let Err(error) = fleet.list_if_older(engine, if nobody { YOUNG } else { FRESH }, deadline).await {
-        debug!(%error, "who could be rung is not known: a sweep finds it");
+        debug!(%error, "could not list workers for a wake-up, a poll will find the work");
         return;
     }
     let mut told: BTreeSet<(WakeupReason, String)> = BTreeSet::new();
@@ -298,15 +300,15 @@ async fn send(engine: &Engine, member: &str, calls: Calls) -> Calls {
         engine.store.replace(&bell.instance_id, &bell.id, &bell, None, deadline).await;
     match rung {
         Ok(WriteOutcome::Refused(Refusal::Absent)) => {
-            debug!(member, "a member that was to be rung has left");
+            debug!(member, "the receiver of a wake-up has left");
             fleet.has_left(member);
             return calls.into_iter().filter(|call| *call != WakeupReason::Others).collect();
         }
         Ok(_) => {
             crate::telemetry::wakeup_sent();
-            debug!(member, "rang");
+            debug!(member, "sent a wake-up");
         }
-        Err(error) => debug!(member, %error, "a ring was lost: a sweep finds what it was about"),
+        Err(error) => debug!(member, %error, "could not send a wake-up, a poll will find the work"),
     }
     Calls::new()
 }
@@ -369,7 +371,7 @@ mod tests {
         let mut bell = WakeupDocument::new("m", "me", "ring".to_owned());
         calls.iter().for_each(|call| call.tell(&mut bell));
         let named = |names: &[&str]| names.iter().map(|name| Slot::of_instance(name)).collect::<BTreeSet<_>>();
-        assert_eq!((bell.turns, bell.work), (named(&["a", "c"]), named(&["b"])));
+        assert_eq!((bell.turns, bell.activities), (named(&["a", "c"]), named(&["b"])));
         assert_eq!((bell.help, bell.list), (named(&["d"]), true));
     }
 

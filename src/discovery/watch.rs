@@ -1,10 +1,12 @@
-//! What a waiting process does besides waiting: it renews its membership, looks at its bell, at what the bell tells of, and
-//! sweeps. One waiter does it for all, and only while somebody waits; under load, a task does it now and then.
+//! The tasks of a waiting process: it renews its membership, reads its wake-ups, polls the places that they name, and
+//! makes recovery polls. One waiting fetch runs them for all, and only while a fetch waits. Under load a background
+//! task runs them now and then.
 //!
-//! Invariant: whatever is due and can be taken by somebody who waits here is found, at a cost that depends neither on the number
-//! of members nor on what else is in the container: by the bell at once, by the sweep within seconds. A sweep asks one physical
-//! partition after the other for everything, so that lost rings, dead members, timers that nobody remembers, undelivered intents and
-//! wrong leases all come to an end here.
+//! Invariant: the process finds every due row that one of its waiting dispatchers can take, by a wake-up at once, by a
+//! poll within seconds. The cost depends neither on the number of workers nor on the rest of the container.
+//!
+//! A recovery poll queries one physical partition after the other for everything. So it resolves lost wake-ups, dead
+//! workers, forgotten timers, undelivered intents and wrong leases.
 
 use super::{
     poll::{self, PollRequest, PollResult, QueueKind, Rest},
@@ -447,25 +449,25 @@ impl Watch {
         };
         let bell = bell.document;
         let now = Instant::now();
-        if bell.from == me || self.heard.as_ref().is_some_and(|(ring, ..)| *ring == bell.ring) {
+        if bell.from == me || self.heard.as_ref().is_some_and(|(ring, ..)| *ring == bell.wakeup_id) {
             return Ok(());
         }
         debug!(
             from = bell.from,
             turns = bell.turns.len(),
-            work = bell.work.len(),
+            work = bell.activities.len(),
             help = bell.help.len(),
             list = bell.list,
             "heard the bell"
         );
         let other = |(_, from, at): &(String, String, Instant)| *from != bell.from && at.elapsed() < OVERWRITTEN;
         let perhaps_more = self.heard.as_ref().is_some_and(other);
-        self.heard = Some((bell.ring, bell.from, now));
+        self.heard = Some((bell.wakeup_id, bell.from, now));
         if bell.list {
             self.renewal = Some(now);
         }
         self.look_at_named(QueueKind::Turns, now, bell.turns);
-        self.look_at_named(QueueKind::Work, now, bell.work);
+        self.look_at_named(QueueKind::Work, now, bell.activities);
         self.help(now, bell.help);
         // A ring that was overwritten before it was heard leaves no trace.
         self.look_at_ours(if perhaps_more { now } else { now + OVERHEARD });
@@ -654,7 +656,7 @@ pub(super) fn work_off_apart(engine: &Arc<Engine>) -> oneshot::Receiver<Result<(
             Err(_) => Ok(()),
         };
         if let Err(Err(error)) = sender.send(worked_off) {
-            warn!(%error, "trouble while looking for work");
+            warn!(%error, "poll failed, will retry");
         }
     });
     receiver

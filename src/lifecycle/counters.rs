@@ -1,18 +1,20 @@
-//! Counting without `COUNT`: what finished is in the counters, what is open is few.
+//! The counters: the figures of finished instances in one document, since Cosmos DB has no `COUNT` across partitions.
 //!
-//! An instance's document has `count_pending` while the counters don't hold its figures. The metrics are the counters plus the
-//! figures of the open instances. Finished ones are *counted*: their figures move into the counters, exactly once:
+//! An instance's document has `count_pending` while the counters do not hold its figures: the instance is *open*. The
+//! metrics are the counters plus the figures of the open instances, which are few. A finished instance is *folded*: its
+//! figures move into the counters exactly once.
 //!
-//! 1. the counters note which instances take a step, from what they hold of each to what they will;
-//! 2. each instance's document takes its step: it loses `count_pending` and notes what the counters hold of it;
-//! 3. the counters add the figures of those that took it, and their entries in the note go.
+//! 1. The counters record a pending step for each instance: the figures that they hold of it, and the figures that they
+//!    will hold.
+//! 2. Each instance's document takes its step: it loses `count_pending` and gets the counted figures.
+//! 3. The counters add the figures of the instances that took their steps, and drop these pending steps.
 //!
-//! An instance that is erased takes the step back to nothing in the same way; its erasure is the step. Entries are
-//! independent of each other: each is counted by the one write that takes it out of the note. Entries of a process that has
-//! died are looked after by the next that seals. An instance that changes again is open again, contributes the difference to
-//! what the counters hold of it, and is counted again.
+//! An erased instance takes a step to no figures in the same way, and the erasure is the step. Pending steps are
+//! independent of each other. The write that drops a pending step counts it. If a process dies, the next process that
+//! folds settles its pending steps. An instance that changes again is open again. It contributes the difference to its
+//! counted figures, and is folded again.
 
-use super::{plan, retention, Documents};
+use super::{finish, retention, Documents};
 use crate::{
     cosmos::{queries, Applied, Deadline, Freshness, Rows, StoreError, Versioned, WriteOutcome},
     engine::Engine,
@@ -28,7 +30,7 @@ use std::{
 };
 use tracing::{debug, error, warn};
 
-/// Fewer ended instances than that are summed up by each call; more would make every call expensive.
+/// The number of ended instances that starts a fold. Fewer are cheap to sum up in each call of the metrics.
 pub(crate) const WORTH_FOLDING: usize = 50;
 
 /// The mutexes of this process.
@@ -36,19 +38,20 @@ pub(crate) const WORTH_FOLDING: usize = 50;
 struct FoldState {
     /// Held while ended instances are folded into the counters.
     folding: tokio::sync::Mutex<()>,
-    /// Held while the entries of instances that are erased are written, so that this process does not race itself.
-    noting: tokio::sync::Mutex<()>,
+    /// Held while the steps of erased instances are recorded, so that this process does not race with itself.
+    recording: tokio::sync::Mutex<()>,
 }
 
-/// Where a look finds so many there is much to do: the next look follows by itself.
-const BUSY: usize = 250;
-const LOOK_EVERY: Duration = Duration::from_secs(3);
-/// Documents that are counted at once.
+/// The number of instances in a round that makes the next round follow without a pause.
+const BUSY_ROUND: usize = 250;
+/// The pause after a smaller round.
+const QUERY_INTERVAL: Duration = Duration::from_secs(3);
+/// Documents that are written at once.
 const CONCURRENCY: usize = 32;
-/// A process that seals is left alone for so long after its last word.
+/// The time after its last write for which a folding process keeps the others out.
 const LEASE: Duration = Duration::from_secs(5);
-/// What the note may come to: well below the limit of a document.
-const MAX_NOTE_BYTES: usize = 1_000_000;
+/// The size of all pending steps, in bytes: well below the limit of a document.
+const MAX_PENDING_BYTES: usize = 1_000_000;
 
 pub(crate) async fn read_counters(
     engine: &Engine,
@@ -58,26 +61,26 @@ pub(crate) async fn read_counters(
     engine.store.read(&partition, &id, Freshness::Authoritative, deadline).await
 }
 
-/// The counters, for a deletion that is decided: none where they can't be read. The deletion goes on, since nobody could
-/// use the names of its instances otherwise; the counters keep their figures.
+/// The counters, for a committed deletion, or `None` if they can't be read. The deletion continues, since otherwise the
+/// ids of its instances would stay unusable. The counters then keep the figures of these instances.
 async fn counters_to_change(engine: &Engine) -> Result<Option<Versioned<CountersDocument>>, StoreError> {
     match read_counters(engine, engine.deadline()).await {
         Err(StoreError::Malformed { detail }) => {
-            error!(detail, "the counters can't be read: deleted instances stay in the metrics");
+            error!(detail, "the counters can't be read, deleted instances stay in the metrics");
             Ok(None)
         }
         read => read,
     }
 }
 
-/// Moves the figures of finished instances into the counters, in the background, one at a time in this process.
+/// Folds finished instances in the background, one task at a time in this process.
 pub(crate) fn fold_soon(engine: &Arc<Engine>) {
     let (engine_too, state) = (engine.clone(), engine.state::<FoldState>());
     engine.spawn(async move {
         let Ok(_alone) = state.folding.try_lock() else { return };
         let folding = async {
             if let Err(error) = fold_all(&engine_too).await {
-                warn!(%error, "finished instances are counted later");
+                warn!(%error, "folding finished instances failed, will retry");
             }
         };
         tokio::select! {
@@ -88,11 +91,11 @@ pub(crate) fn fold_soon(engine: &Arc<Engine>) {
     });
 }
 
-/// Seals round after round, as long as there is much to do and nobody else does it.
+/// Folds round after round, while there is much to do and no other process folds.
 async fn fold_all(engine: &Arc<Engine>) -> Result<(), StoreError> {
-    let who = engine.new_token();
+    let process = engine.new_token();
     let mut counters = counters(engine).await?;
-    if leased_by_another(engine, &counters.document, &who) {
+    if leased_by_another(engine, &counters.document, &process) {
         return Ok(());
     }
     if !counters.document.folding.is_empty() {
@@ -105,25 +108,25 @@ async fn fold_all(engine: &Arc<Engine>) -> Result<(), StoreError> {
         if found < WORTH_FOLDING {
             return Ok(());
         }
-        let Some(after) = fold(engine, &who, counters, finished).await? else { return Ok(()) };
+        let Some(after) = fold(engine, &process, counters, finished).await? else { return Ok(()) };
         counters = after;
-        if found < BUSY {
-            tokio::time::sleep(LOOK_EVERY).await;
+        if found < BUSY_ROUND {
+            tokio::time::sleep(QUERY_INTERVAL).await;
         }
     }
 }
 
-fn leased_by_another(engine: &Engine, counters: &CountersDocument, who: &str) -> bool {
-    is_leased(engine, counters) && counters.fold_lease.as_ref().is_some_and(|fold_lease| fold_lease.token != who)
+fn leased_by_another(engine: &Engine, counters: &CountersDocument, process: &str) -> bool {
+    is_leased(engine, counters) && counters.fold_lease.as_ref().is_some_and(|fold_lease| fold_lease.token != process)
 }
 
-/// Whether somebody seals. A lease that ends later than any that begins now is that of a clock which is ahead.
+/// Whether a process folds. A lease that ends later than any lease that begins now is ignored: a wrong clock wrote it.
 pub(crate) fn is_leased(engine: &Engine, counters: &CountersDocument) -> bool {
     let (now, longest) = (engine.now(), millis(LEASE).saturating_mul(2));
     counters.fold_lease.as_ref().is_some_and(|fold_lease| fold_lease.until > now && fold_lease.until <= now + longest)
 }
 
-/// The counters, made where there are none.
+/// The counters. Creates them if they do not exist.
 async fn counters(engine: &Engine) -> Result<Versioned<CountersDocument>, StoreError> {
     let deadline = engine.deadline();
     loop {
@@ -135,75 +138,77 @@ async fn counters(engine: &Engine) -> Result<Versioned<CountersDocument>, StoreE
     }
 }
 
-/// As many as go into one note.
+/// The finished instances of one round.
 async fn finished_instances(engine: &Engine) -> Result<Vec<Versioned<InstanceDocument>>, StoreError> {
     let statement = queries::FINISHED_INSTANCES.statement().in_background();
     let rows: Rows<Versioned<InstanceDocument>> = engine.store.query_container(statement, engine.deadline()).await?;
     let mut bytes = 0;
-    let finished = rows.readable().into_iter().filter(|found| found.document.deleting.is_none()).take_while(|found| {
-        bytes += entry_bytes(found.document.instance_id.as_str());
-        bytes < MAX_NOTE_BYTES / 2
-    });
-    // What goes next is counted as it is until then.
-    let over = retention::over(engine);
-    let goes =
-        |document: &InstanceDocument| document.ended.as_ref().is_some_and(|at| over.iter().any(|o| o.contains(at)));
+    let finished =
+        rows.readable().into_iter().filter(|found| found.document.removal.deleting.is_none()).take_while(|found| {
+            bytes += entry_bytes(found.document.instance_id.as_str());
+            bytes < MAX_PENDING_BYTES / 2
+        });
+    // Retention deletes these instances next. Until then the metrics sum them up as open instances.
+    let over = retention::expired_ranges(engine);
+    let goes = |document: &InstanceDocument| {
+        document.removal.ended.as_ref().is_some_and(|at| over.iter().any(|o| o.contains(at)))
+    };
     Ok(finished.filter(|found| !goes(&found.document)).collect())
 }
 
-/// What an entry adds to the note, at most.
+/// The largest size of a pending step, in bytes.
 fn entry_bytes(id: &str) -> usize {
     const STEP: usize = 400;
     id.len() + STEP
 }
 
-/// One round. A row may be stale: whoever has counted the instance since did so in another round, so that the step can't be
-/// taken. Returns the counters as they are after it, or nothing where another one does it.
+/// Folds one round of instances. Returns the counters after it, or `None` if another process folds. A row may be stale:
+/// if another round has folded the instance since, its document refuses the step.
 async fn fold(
     engine: &Arc<Engine>,
-    who: &str,
+    process: &str,
     counters: Versioned<CountersDocument>,
     finished: Vec<Versioned<InstanceDocument>>,
 ) -> Result<Option<Versioned<CountersDocument>>, StoreError> {
     let round = engine.new_token();
     let mut steps: BTreeMap<String, FoldStep> = finished.iter().map(|row| step_of(&row.document, &round)).collect();
     debug!(instances = steps.len(), "folding finished instances");
-    let mut noted = counters;
+    let mut current = counters;
     loop {
-        // What another has noted is its own to take.
-        steps.retain(|id, step| noted.document.folding.get(id).is_none_or(|theirs| theirs == step));
-        if steps.is_empty() || leased_by_another(engine, &noted.document, who) {
+        // Another process takes the steps that it has recorded.
+        steps.retain(|id, step| current.document.folding.get(id).is_none_or(|pending| pending == step));
+        if steps.is_empty() || leased_by_another(engine, &current.document, process) {
             return Ok(None);
         }
-        let mut next = noted.document.clone();
+        let mut next = current.document.clone();
         next.folding.extend(steps.clone());
-        next.fold_lease = Some(lease(engine, who));
-        if let Ok(written) = write_counters(engine, next, &noted.etag).await? {
-            noted = written;
+        next.fold_lease = Some(lease(engine, process));
+        if let Ok(written) = write_counters(engine, next, &current.etag).await? {
+            current = written;
             break;
         }
-        noted = self::counters(engine).await?;
+        current = self::counters(engine).await?;
     }
     let known = finished.into_iter().map(|row| (row.document.instance_id.as_str().to_owned(), row)).collect();
     let taken = take_steps(engine, steps, known).await;
-    count(engine, noted, &taken, Some(who)).await.map(Some)
+    count(engine, current, &taken, Some(process)).await.map(Some)
 }
 
-/// The step of a finished instance, from what the counters hold of it to its figures.
+/// The step of a finished instance: from the figures that the counters hold of it to its present figures.
 fn step_of(document: &InstanceDocument, round: &str) -> (String, FoldStep) {
-    let InstanceDocument { instance_id, status, totals, counted, .. } = document;
-    let now = status.clone().map(|status| CountedFigures { status, totals: *totals, round: round.to_owned() });
-    (instance_id.as_str().to_owned(), FoldStep { was: counted.clone(), now })
+    let (status, totals) = (document.current.status.clone(), document.counting.totals);
+    let now = status.map(|status| CountedFigures { status, totals, round: round.to_owned() });
+    (document.instance_id.as_str().to_owned(), FoldStep { was: document.counting.counted.clone(), now })
 }
 
-fn lease(engine: &Engine, who: &str) -> Lock {
-    Lock { token: who.to_owned(), until: engine.now() + millis(LEASE) }
+fn lease(engine: &Engine, process: &str) -> Lock {
+    Lock { token: process.to_owned(), until: engine.now() + millis(LEASE) }
 }
 
 /// A step, and whether the instance's document has taken it.
 type TakenStep = (String, FoldStep, bool);
 
-/// Takes steps. One that can't be taken now, nor be found out about, stays in the note, and does not stop the others.
+/// Takes steps. If the outcome of a step is unknown, it stays pending and does not stop the others.
 async fn take_steps(
     engine: &Arc<Engine>,
     steps: BTreeMap<String, FoldStep>,
@@ -214,7 +219,7 @@ async fn take_steps(
         match take_step(engine, known, &id, &step).await {
             Ok(taken) => Some((id, step, taken)),
             Err(error) => {
-                warn!(partition = id, %error, "an instance is counted later");
+                warn!(partition = id, %error, "folding an instance failed, its step stays pending");
                 None
             }
         }
@@ -222,14 +227,15 @@ async fn take_steps(
     taking.buffer_unordered(CONCURRENCY).filter_map(std::future::ready).collect().await
 }
 
-/// Takes the step of one instance's document; whether it is taken afterwards. It is not where the instance has changed.
+/// Takes the step of one instance. Returns whether it is taken afterwards. An instance that has changed does not take
+/// it.
 async fn take_step(
     engine: &Engine,
     mut known: Option<Versioned<InstanceDocument>>,
     id: &str,
     step: &FoldStep,
 ) -> Result<bool, StoreError> {
-    // The note holds the partition's own value.
+    // A pending step is stored under the value of the partition key.
     let Ok(partition) = serde_json::from_value::<Partition>(serde_json::Value::String(id.to_owned())) else {
         return Ok(false);
     };
@@ -240,16 +246,16 @@ async fn take_step(
             None => engine.read_latest(&partition, deadline).await?,
         };
         let Some(Versioned { mut document, etag }) = found else {
-            // Erased: that is the step to nothing, and an instance whose step that was not had not taken any.
+            // The instance is erased. That takes a step to no figures. Any other step was not taken.
             return Ok(step.now.is_none());
         };
         if !step_is_open(&document, step) {
-            return Ok(step.now.is_none() || document.counted == step.now);
+            return Ok(step.now.is_none() || document.counting.counted == step.now);
         }
-        document.counted.clone_from(&step.now);
+        document.counting.counted.clone_from(&step.now);
         document.keep_service_times();
         if step.now.is_some() {
-            document.count_pending = None;
+            document.counting.count_pending = None;
         }
         let written = engine.store.replace(&partition, &instance_id(), &document, Some(&etag), deadline).await?;
         engine.cache.forget(&partition);
@@ -259,16 +265,15 @@ async fn take_step(
     }
 }
 
-/// Whether a document can take the step and has not yet. One that can't never will: else a step that was found not taken,
-/// and dropped, could be taken after that.
+/// Whether a document can take the step and has not yet. A document that can't take it never will. Otherwise a step
+/// that was found not taken, and dropped, could still be taken later.
 fn step_is_open(document: &InstanceDocument, step: &FoldStep) -> bool {
-    let Some(now) = &step.now else { return document.counted == step.was };
-    let same = document.totals == now.totals && document.status.as_ref() == Some(&now.status);
-    same && document.counted == step.was && document.count_pending.is_some()
+    let Some(now) = &step.now else { return document.counting.counted == step.was };
+    let same = document.counting.totals == now.totals && document.current.status.as_ref() == Some(&now.status);
+    same && document.counting.counted == step.was && document.counting.count_pending.is_some()
 }
 
-/// Takes entries out of the note and counts those whose step is taken. One that is not there any more was counted by
-/// another.
+/// Drops pending steps and counts those that were taken. Another process has counted a step that is no longer pending.
 async fn count(
     engine: &Engine,
     mut counters: Versioned<CountersDocument>,
@@ -291,8 +296,8 @@ async fn count(
         if !changed {
             return Ok(counters);
         }
-        if let Some(who) = fold_lease {
-            next.fold_lease = Some(lease(engine, who));
+        if let Some(process) = fold_lease {
+            next.fold_lease = Some(lease(engine, process));
         }
         if let Ok(written) = write_counters(engine, next, &counters.etag).await? {
             return Ok(written);
@@ -301,126 +306,132 @@ async fn count(
     }
 }
 
-/// Finishes entries that others have left in the note.
+/// Finishes pending steps of other processes.
 async fn settle(engine: &Arc<Engine>, steps: BTreeMap<String, FoldStep>) -> Result<(), StoreError> {
-    debug!(instances = steps.len(), "settling what was left in the counters' note");
+    debug!(instances = steps.len(), "settling pending steps of other processes");
     let taken = take_steps(engine, steps, HashMap::new()).await;
     count(engine, counters(engine).await?, &taken, None).await?;
     Ok(())
 }
 
-/// The instances that carry a plan's mark and are about to be erased, after the counters have noted so of those that they
-/// hold. The counters are read before the documents and written only if nobody has changed them since: whoever else
-/// erases the same instance and has counted it out has changed them.
-pub(super) async fn note_leaving(
+/// The prepared instances of a plan, for erasing. Before that, the counters record the steps of those instances that
+/// they hold.
+///
+/// The counters are read before the documents, and written only if they have not changed since. Another process that
+/// has erased and counted out the same instance has changed them.
+pub(super) async fn record_removals(
     engine: &Arc<Engine>,
     partitions: &[Partition],
-    state: &Deleting,
-    marked: &Documents,
-) -> Result<Leaving, StoreError> {
-    let mutexes = engine.state::<FoldState>();
-    let _alone = mutexes.noting.lock().await;
-    let (mut marked, nothing) = (marked, Documents::new());
+    record: &Deleting,
+    prepared: &Documents,
+) -> Result<Removals, StoreError> {
+    let state = engine.state::<FoldState>();
+    let _alone = state.recording.lock().await;
+    let (mut prepared, nothing) = (prepared, Documents::new());
     loop {
         let counters = counters_to_change(engine).await?;
-        let leaving = leaving(engine, partitions, state, marked).await?;
-        let Some(Versioned { document, etag }) = counters else { return Ok(leaving) };
-        let (next, full) = noted(&document, &leaving.instances);
-        let contested = contested(&document, &leaving.instances);
-        if full || !contested.is_empty() {
-            settle(engine, if full { document.folding } else { contested }).await?;
-            marked = &nothing;
+        let removals = find_removals(engine, partitions, record, prepared).await?;
+        let Some(Versioned { document, etag }) = counters else { return Ok(removals) };
+        let (next, full) = with_removals(&document, &removals.instances);
+        let open_folds = open_folds(&document, &removals.instances);
+        if full || !open_folds.is_empty() {
+            settle(engine, if full { document.folding } else { open_folds }).await?;
+            prepared = &nothing;
             continue;
         }
         if next.folding == document.folding {
-            return Ok(leaving);
+            return Ok(removals);
         }
         match write_counters(engine, next, &etag).await? {
-            Ok(_) => return Ok(leaving),
+            Ok(_) => return Ok(removals),
             Err(Applied::No) => {}
-            // Our note may have been there, and others may have settled it.
-            Err(Applied::Perhaps) => marked = &nothing,
+            // The steps may be recorded already, and another process may have settled them.
+            Err(Applied::Perhaps) => prepared = &nothing,
         }
     }
 }
 
-/// Seals in the note that some of the leaving can still take. They are taken first: a seal that nobody has taken when its instance is erased
-/// would count as if it were.
-fn contested(counters: &CountersDocument, leaving: &[Versioned<InstanceDocument>]) -> BTreeMap<String, FoldStep> {
+/// Pending folds that some of these instances can still take. They are taken first: an instance that is erased before
+/// it takes a pending fold would count as folded.
+fn open_folds(counters: &CountersDocument, removals: &[Versioned<InstanceDocument>]) -> BTreeMap<String, FoldStep> {
     let step = |document: &InstanceDocument| {
         let id = document.instance_id.as_str();
         let step = counters.folding.get(id).filter(|step| step.now.is_some() && step_is_open(document, step))?;
         Some((id.to_owned(), step.clone()))
     };
-    leaving.iter().filter_map(|found| step(&found.document)).collect()
+    removals.iter().filter_map(|found| step(&found.document)).collect()
 }
 
 /// Instances that are about to be erased.
 #[derive(Default)]
-pub(super) struct Leaving {
+pub(super) struct Removals {
     pub(super) instances: Vec<Versioned<InstanceDocument>>,
-    /// Why others could not be read. They stay until somebody can read them.
-    pub(super) trouble: Option<StoreError>,
+    /// The first error of reading the others. They stay until a process can read them.
+    pub(super) first_error: Option<StoreError>,
 }
 
-/// The instances that carry a plan's mark: as the caller has `marked` them, where nobody else erases them, or as they are. One whose figures a
-/// seal may be about to change is not as it was marked.
-async fn leaving(
+/// The prepared instances of a plan. The caller's `prepared` documents are used unless another process erases instances
+/// of the plan, or a pending fold may change the figures of the instance. The others are read.
+async fn find_removals(
     engine: &Engine,
     partitions: &[Partition],
-    state: &Deleting,
-    marked: &Documents,
-) -> Result<Leaving, StoreError> {
-    let known = |partition: &Partition| {
-        let found = marked.get(partition.instance_id()?)?;
-        let is_settled = found.document.count_pending.is_none() || found.document.counted.is_none();
+    record: &Deleting,
+    prepared: &Documents,
+) -> Result<Removals, StoreError> {
+    let cached = |partition: &Partition| {
+        let found = prepared.get(partition.instance_id()?)?;
+        let is_settled = found.document.counting.count_pending.is_none() || found.document.counting.counted.is_none();
         is_settled.then(|| found.clone())
     };
-    let mut leaving: Vec<Versioned<InstanceDocument>> = partitions.iter().filter_map(known).collect();
-    if !leaving.is_empty() && plan::is_helped(engine, state).await? {
-        leaving.clear();
+    let mut removals: Vec<Versioned<InstanceDocument>> = partitions.iter().filter_map(cached).collect();
+    if !removals.is_empty() && finish::is_recovered_by_others(engine, record).await? {
+        removals.clear();
     }
-    let there: HashSet<&Partition> = leaving.iter().map(|found| &found.document.instance_id).collect();
+    let there: HashSet<&Partition> = removals.iter().map(|found| &found.document.instance_id).collect();
     let others: Vec<Partition> = partitions.iter().filter(|partition| !there.contains(partition)).cloned().collect();
-    let mut others = marked_documents(engine, others, &state.plan).await;
-    others.instances.append(&mut leaving);
+    let mut others = prepared_documents(engine, others, &record.plan).await;
+    others.instances.append(&mut removals);
     Ok(others)
 }
 
-async fn marked_documents(engine: &Engine, partitions: Vec<Partition>, plan: &str) -> Leaving {
+async fn prepared_documents(engine: &Engine, partitions: Vec<Partition>, plan: &str) -> Removals {
     let mut reading = stream::iter(partitions)
         .map(|partition| async move { engine.read_latest(&partition, engine.deadline()).await })
         .buffer_unordered(CONCURRENCY);
-    let ours =
-        |found: &Versioned<InstanceDocument>| found.document.deleting.as_ref().is_some_and(|mark| mark.plan == plan);
-    let mut leaving = Leaving::default();
+    let ours = |found: &Versioned<InstanceDocument>| {
+        found.document.removal.deleting.as_ref().is_some_and(|deleting| deleting.plan == plan)
+    };
+    let mut removals = Removals::default();
     while let Some(found) = reading.next().await {
         match found {
-            Ok(found) => leaving.instances.extend(found.filter(ours)),
-            Err(error) => drop(leaving.trouble.get_or_insert(error)),
+            Ok(found) => removals.instances.extend(found.filter(ours)),
+            Err(error) => drop(removals.first_error.get_or_insert(error)),
         }
     }
-    leaving
+    removals
 }
 
-/// The counters with the steps to nothing of what is leaving, and whether there is no room for them. A step in the note that
-/// such an instance has taken is counted with it. One that it has not taken stays: whoever noted it may be about to take it.
-fn noted(counters: &CountersDocument, leaving: &[Versioned<InstanceDocument>]) -> (CountersDocument, bool) {
+/// The counters with the steps of instances that are about to be erased, and whether they do not fit.
+///
+/// - A pending step that such an instance has taken is counted.
+/// - A pending fold of an instance that the counters do not hold stays: its process may be about to take it.
+fn with_removals(counters: &CountersDocument, removals: &[Versioned<InstanceDocument>]) -> (CountersDocument, bool) {
     let mut next = counters.clone();
-    for Versioned { document, .. } in leaving {
-        let Some(was) = document.counted.clone() else { continue };
+    for Versioned { document, .. } in removals {
+        let Some(was) = document.counting.counted.clone() else { continue };
         let step = FoldStep { was: Some(was), now: None };
         let before = next.folding.insert(document.instance_id.as_str().to_owned(), step);
-        if let Some(before) = before.filter(|before| before.now.is_some() && before.now == document.counted) {
+        if let Some(before) = before.filter(|before| before.now.is_some() && before.now == document.counting.counted) {
             next.count_step(&before);
         }
     }
     let bytes: usize = next.folding.keys().map(|id| entry_bytes(id)).sum();
-    let full = bytes > MAX_NOTE_BYTES && !counters.folding.is_empty();
+    let full = bytes > MAX_PENDING_BYTES && !counters.folding.is_empty();
     (next, full)
 }
 
-/// Counts instances out that are erased, of each what it was noted with: an entry of the next of the same name is not ours.
+/// Counts erased instances out. It drops only steps with the recorded figures, and leaves a step of the next
+/// incarnation.
 pub(super) async fn count_out(
     engine: &Engine,
     erased: &HashMap<Partition, Option<CountedFigures>>,
@@ -430,16 +441,17 @@ pub(super) async fn count_out(
     }
     let Some(counters) = counters_to_change(engine).await? else { return Ok(()) };
     let erased: HashMap<&str, &Option<CountedFigures>> = erased.iter().map(|(id, was)| (id.as_str(), was)).collect();
-    let leaving = |(id, step): (&String, &FoldStep)| {
-        let ours = step.now.is_none() && erased.get(id.as_str()).is_some_and(|was| **was == step.was);
-        ours.then(|| (id.clone(), step.clone(), true))
+    let removal = |(id, step): (&String, &FoldStep)| {
+        let is_recorded = step.now.is_none() && erased.get(id.as_str()).is_some_and(|was| **was == step.was);
+        is_recorded.then(|| (id.clone(), step.clone(), true))
     };
-    let taken: Vec<TakenStep> = counters.document.folding.iter().filter_map(leaving).collect();
+    let taken: Vec<TakenStep> = counters.document.folding.iter().filter_map(removal).collect();
     count(engine, counters, &taken, None).await?;
     Ok(())
 }
 
-/// Writes the counters where they are as `etag` says. Where they have changed, whether that may have been this very write, its answer lost.
+/// Writes the counters under `etag`. If they have changed, the error tells whether an earlier attempt of this write may
+/// have changed them.
 async fn write_counters(
     engine: &Engine,
     document: CountersDocument,

@@ -1,18 +1,21 @@
-//! Emptying the partition of an instance whose deletion is decided.
+//! Erases the partition of an instance whose deletion is committed.
 //!
-//! Invariant: nothing of the instance is left, and nothing is lost of what is meant for a new instance of the same name. The
-//! instance's document fences every batch and goes with the last one: a new instance has another.
+//! Invariants:
 //!
-//! An activity ends with a batch of its own that deletes its document and creates the completion. Either our batch deletes
-//! that document, and the completion fails; or the completion comes first, our batch fails for the missing document, and the
-//! next look finds the completion. A message that another instance's turn has sent depends on nothing here: one that comes
-//! between the look and the last batch is found by one more look after it.
+//! - No document of the instance is left, except delivered markers.
+//! - No message is lost that is meant for a new instance with the same id.
+//!
+//! Every batch is conditional on the instance's document, which the last batch deletes. A new instance has another
+//! document.
+//!
+//! An activity completes with a batch of its own, which deletes the activity and creates the completion. If the erasing
+//! batch deletes the activity first, the completion fails. If the completion comes first, the erasing batch fails on
+//! the missing document, and the next listing finds the completion.
+//!
+//! A message that another instance's turn sends depends on no document here. If it arrives between the listing and the
+//! last batch, one more listing after that batch finds it.
 
-use super::{
-    counters,
-    plan::{RecoveryBudget, CONCURRENCY},
-    recovery, Documents,
-};
+use super::{counters, finish::RecoveryBudget, plan::CONCURRENCY, recovery, Documents};
 use crate::{
     cosmos::{or_default, queries, BatchOutcome, StoreError, Versioned},
     engine::Engine,
@@ -29,82 +32,84 @@ use serde::Deserialize;
 use std::{collections::HashMap, sync::Arc};
 use tracing::debug;
 
-/// What became of some instances that were to be erased.
+/// The outcome of erasing some instances.
 #[derive(Default)]
 pub(super) struct Erased {
     pub(super) result: DeleteInstanceResult,
-    /// Whether nothing is left of any.
-    pub(super) whole: bool,
-    /// What the first that failed has met; the others were erased all the same.
-    pub(super) trouble: Option<StoreError>,
+    /// Whether all of them are erased.
+    pub(super) complete: bool,
+    /// The first error. The other instances are erased nevertheless.
+    pub(super) first_error: Option<StoreError>,
 }
 
-/// A plan that was decided.
-pub(super) struct Decision {
-    /// The coordinator's mark.
-    pub(super) mark: Deleting,
-    /// The decision was made at or after the first of these times and at or before the second, in seconds of the service.
+/// A committed plan.
+pub(super) struct CommittedPlan {
+    /// The coordinator's deletion record.
+    pub(super) record: Deleting,
+    /// The plan was committed at or after this time of Cosmos DB, in seconds.
     after: u64,
+    /// The plan was committed at or before this time of Cosmos DB, in seconds.
     by: u64,
 }
 
-impl Decision {
-    /// By the coordinator's document, which was last written with the decision or after it.
-    pub(super) fn new(mark: Deleting, written_at: u64) -> Self {
-        let after = mark.committed_after.unwrap_or_default();
-        let by = mark.committed_by.unwrap_or(written_at);
-        Self { mark, after, by }
+impl CommittedPlan {
+    /// Takes the times from the coordinator's document, whose last write is the commit or a later write.
+    pub(super) fn new(record: Deleting, written_at: u64) -> Self {
+        let after = record.committed_after.unwrap_or_default();
+        let by = record.committed_by.unwrap_or(written_at);
+        Self { record, after, by }
     }
 }
 
-/// Erases the instances of `ids` that carry the mark of a decided plan, and takes them out of the counters together. `marked`
-/// are those that the caller knows from marking them.
+/// Erases the instances of `ids` that a committed plan has prepared, and removes them from the counters together.
+/// `prepared` holds the documents that the caller knows from preparing them.
 pub(super) async fn erase_all(
     engine: &Arc<Engine>,
     ids: &[String],
-    decision: &Decision,
-    marked: &Documents,
-    patience: RecoveryBudget,
+    committed: &CommittedPlan,
+    prepared: &Documents,
+    budget: RecoveryBudget,
 ) -> Erased {
     let partitions: Vec<Partition> = ids.iter().filter_map(|id| Partition::instance(id).ok()).collect();
-    let mut erased = Erased { whole: true, ..Erased::default() };
-    let leaving = match counters::note_leaving(engine, &partitions, &decision.mark, marked).await {
-        Ok(leaving) => leaving,
-        Err(error) => return Erased { trouble: Some(error), whole: false, ..erased },
+    let mut erased = Erased { complete: true, ..Erased::default() };
+    let removals = match counters::record_removals(engine, &partitions, &committed.record, prepared).await {
+        Ok(removals) => removals,
+        Err(error) => return Erased { first_error: Some(error), complete: false, ..erased },
     };
-    erased.whole = leaving.trouble.is_none();
-    erased.trouble = leaving.trouble;
-    let mut erasing = stream::iter(leaving.instances)
+    erased.complete = removals.first_error.is_none();
+    erased.first_error = removals.first_error;
+    let mut erasing = stream::iter(removals.instances)
         .map(|found| async move {
             let partition = found.document.instance_id.clone();
             let mut result = DeleteInstanceResult::default();
-            let mut noted = None;
-            let outcome = erase(engine, found, decision, patience, &mut noted, &mut result).await;
-            (partition, noted, result, outcome)
+            let mut counted = None;
+            let outcome = erase(engine, found, committed, budget, &mut counted, &mut result).await;
+            (partition, counted, result, outcome)
         })
         .buffer_unordered(CONCURRENCY);
-    let mut gone = HashMap::new();
-    while let Some((partition, noted, result, outcome)) = erasing.next().await {
+    let mut erased_instances = HashMap::new();
+    while let Some((partition, counted, result, outcome)) = erasing.next().await {
         super::add(&mut erased.result, result);
         match outcome {
             Ok(true) => {
-                gone.insert(partition, noted);
+                erased_instances.insert(partition, counted);
             }
-            Ok(false) => erased.whole = false,
+            Ok(false) => erased.complete = false,
             Err(error) => {
-                erased.whole = false;
-                erased.trouble.get_or_insert(error);
+                erased.complete = false;
+                erased.first_error.get_or_insert(error);
             }
         }
     }
     drop(erasing);
-    if let Err(error) = counters::count_out(engine, &gone).await {
-        erased.trouble.get_or_insert(error);
+    if let Err(error) = counters::count_out(engine, &erased_instances).await {
+        erased.first_error.get_or_insert(error);
     }
     erased
 }
 
-/// A document of a partition that is emptied: whatever it is, it goes. What tells a message for the next instance is what a message has.
+/// A document of a partition that is being erased. Every document is erased, whatever its type. The optional fields are
+/// those of messages: they identify a message for the next incarnation.
 #[derive(Deserialize)]
 struct ErasableRow {
     #[serde(deserialize_with = "DocumentId::of_any")]
@@ -121,59 +126,68 @@ struct ErasableRow {
     starts: bool,
     #[serde(default, deserialize_with = "or_default")]
     delivered: bool,
-    /// Of a start: the instance that has sent it, and which of that name.
+    /// The sender of a start, if another instance sent it.
     #[serde(default, deserialize_with = "or_default")]
     sender: Option<String>,
     #[serde(default, deserialize_with = "or_default")]
+    /// The incarnation of that sender.
     incarnation: Option<String>,
-    /// The sender of a contested start is still there.
+    /// Whether the sender of a start exists. It is only set if [`Self::needs_sender`] is true.
     #[serde(skip)]
-    has_sender: bool,
-    /// When the service took it, in seconds.
+    sender_exists: bool,
+    /// Cosmos DB's time of the last write, in seconds.
     #[serde(rename = "_ts", default)]
     written_at: u64,
 }
 
 impl ErasableRow {
-    /// Whether it may be meant for a new instance of the same name: what came from outside any turn, or starts an instance
-    /// on behalf of another one, after the deletion was decided.
-    fn is_for_the_next(&self, decision: &Decision) -> bool {
+    /// Whether the message may be meant for a new instance with the same id. Both conditions must hold:
+    ///
+    /// - it came from outside any turn, or it starts an instance on behalf of another one;
+    /// - it came after the commit of the deletion.
+    fn is_for_next_incarnation(&self, committed: &CommittedPlan) -> bool {
         let from_elsewhere = self.is_from_outside() || (self.starts && self.delivered);
-        self.is_message() && from_elsewhere && self.is_after(decision) && !self.is_deferred()
+        self.is_message() && from_elsewhere && self.is_after(committed) && !self.is_deferred()
     }
 
-    /// Whether it came after the deletion was decided. The service's time tells, as far as it does. Within the seconds of the
-    /// decision a start of a client counts as later, and so does one whose sender is still there, so that none is lost. For
-    /// other messages the order of the processes' clocks decides.
-    fn is_after(&self, decision: &Decision) -> bool {
-        if !self.is_within(decision) {
-            return self.written_at > decision.by;
+    /// Whether the message came after the commit of the deletion.
+    ///
+    /// Cosmos DB's time decides if it is precise enough. Within the seconds of the commit, two kinds of starts count as
+    /// later, so that none is lost: starts of clients, and starts whose sender still exists. The clocks of the
+    /// processes order the other messages.
+    fn is_after(&self, committed: &CommittedPlan) -> bool {
+        if !self.is_within(committed) {
+            return self.written_at > committed.by;
         }
-        (self.starts && self.is_from_outside()) || self.has_sender || self.is_made_after(decision)
+        (self.starts && self.is_from_outside()) || self.sender_exists || self.is_made_after(committed)
     }
 
-    /// Whether it was written within the seconds of the decision.
-    fn is_within(&self, decision: &Decision) -> bool {
-        (decision.after..=decision.by).contains(&self.written_at)
+    /// Whether the message was written within the seconds of the commit.
+    fn is_within(&self, committed: &CommittedPlan) -> bool {
+        (committed.after..=committed.by).contains(&self.written_at)
     }
 
-    fn is_made_after(&self, decision: &Decision) -> bool {
-        self.seq.as_ref().is_some_and(|seq| *seq > decision.mark.before)
+    fn is_made_after(&self, committed: &CommittedPlan) -> bool {
+        self.seq.as_ref().is_some_and(|seq| *seq > committed.record.before)
     }
 
-    /// Whether only its sender tells if it is for the next instance: a start has its place in the queue since the turn that
-    /// sends it was planned, and may be delivered after the decision.
-    fn is_contested(&self, decision: &Decision) -> bool {
-        self.is_message() && self.starts && self.delivered && self.is_within(decision) && !self.is_made_after(decision)
+    /// Whether only the sender shows if a start is meant for the next incarnation. The start got its queue position
+    /// when the turn that sends it was planned, but it may be delivered after the commit.
+    fn needs_sender(&self, committed: &CommittedPlan) -> bool {
+        self.is_message()
+            && self.starts
+            && self.delivered
+            && self.is_within(committed)
+            && !self.is_made_after(committed)
     }
 
-    /// Whether the instance that has sent it is there, and is not deleted. It may wait for the end of the instance that
-    /// the start begins.
-    async fn is_from_one_that_is_there(&self, engine: &Arc<Engine>) -> Result<bool, StoreError> {
+    /// Whether the sender exists and is not deleted. The sender may wait for the end of the instance that the start
+    /// begins.
+    async fn find_sender(&self, engine: &Arc<Engine>) -> Result<bool, StoreError> {
         let sender = self.sender.as_deref().and_then(|sender| Partition::instance(sender).ok());
         let Some(sender) = sender else { return Ok(false) };
         let found = match engine.read_latest(&sender, engine.deadline()).await {
-            Ok(found) => found.filter(|found| Some(&found.document.incarnation) == self.incarnation.as_ref()),
+            Ok(found) => found.filter(|found| Some(&found.document.origin.incarnation) == self.incarnation.as_ref()),
             Err(StoreError::Malformed { .. }) => return Ok(true),
             Err(error) => return Err(error),
         };
@@ -181,10 +195,10 @@ impl ErasableRow {
         Ok(!recovery::is_deleted(engine, &found.document, engine.deadline()).await?)
     }
 
-    /// Whether it follows a start that is for the next instance, and so is for that one, too.
-    fn follows(&self, start: &str, decision: &Decision) -> bool {
+    /// Whether the message follows a start for the next incarnation, and so is meant for that incarnation, too.
+    fn follows(&self, start: &str, committed: &CommittedPlan) -> bool {
         let from_elsewhere = self.is_from_outside() || self.delivered;
-        let is_later = self.written_at >= decision.after && self.seq.as_deref().is_some_and(|seq| seq > start);
+        let is_later = self.written_at >= committed.after && self.seq.as_deref().is_some_and(|seq| seq > start);
         self.is_message() && from_elsewhere && is_later && !self.is_deferred()
     }
 
@@ -196,18 +210,19 @@ impl ErasableRow {
         self.kind == kind::MESSAGE
     }
 
-    /// Whether it was there before the instance: one that is left without the document which marks it would never be seen.
+    /// Whether the message was deferred before the instance existed. Without the instance's document, no worker would
+    /// find it.
     fn is_deferred(&self) -> bool {
         self.is_message() && self.due == Some(MessageDocument::DEFERRED)
     }
 
-    /// What is left of a message that another instance has sent: it may be delivered again.
+    /// The marker that replaces a message of another instance, since the message may be delivered again.
     fn marker(&self, partition: &Partition) -> Option<DeliveredDocument> {
         let is_delivered = self.is_message() && self.delivered;
         is_delivered.then(|| DeliveredDocument::new(self.id.clone(), partition.clone()))
     }
 
-    fn is_of_a_queue(&self) -> bool {
+    fn belongs_to_queue(&self) -> bool {
         self.is_queued() || self.kind == kind::PAYLOAD
     }
 
@@ -216,13 +231,14 @@ impl ErasableRow {
     }
 }
 
-/// Empties one partition; whether nothing is left. `noted` is what the counters have been told that they hold of it.
+/// Erases one partition. Returns whether it is complete. `counted` receives the figures that the counters hold of the
+/// instance.
 async fn erase(
     engine: &Arc<Engine>,
     found: Versioned<InstanceDocument>,
-    decision: &Decision,
-    patience: RecoveryBudget,
-    noted: &mut Option<CountedFigures>,
+    committed: &CommittedPlan,
+    budget: RecoveryBudget,
+    counted: &mut Option<CountedFigures>,
     result: &mut DeleteInstanceResult,
 ) -> Result<bool, StoreError> {
     let partition = found.document.instance_id.clone();
@@ -232,110 +248,114 @@ async fn erase(
             Some(found) => Some(found),
             None => {
                 let partition = std::slice::from_ref(&partition);
-                let mut leaving = counters::note_leaving(engine, partition, &decision.mark, &Documents::new()).await?;
-                match leaving.trouble {
+                let mut removals =
+                    counters::record_removals(engine, partition, &committed.record, &Documents::new()).await?;
+                match removals.first_error {
                     Some(error) => return Err(error),
-                    None => leaving.instances.pop(),
+                    None => removals.instances.pop(),
                 }
             }
         };
         engine.cache.forget(&partition);
         let Some(found) = found else { return Ok(true) };
-        noted.clone_from(&found.document.counted);
-        match empty(engine, &found, decision, patience, result).await? {
-            Emptied::Wholly => {
+        counted.clone_from(&found.document.counting.counted);
+        match erase_documents(engine, &found, committed, budget, result).await? {
+            EraseStep::Done => {
                 result.instances_deleted = u64::from(found.document.exists());
-                result.queue_messages_deleted += u64::from(found.document.inlined.is_some());
-                result.executions_deleted = found.document.totals.executions;
-                result.events_deleted = found.document.totals.events;
-                sweep_late(engine, &partition, decision).await?;
+                result.queue_messages_deleted += u64::from(found.document.waiting.inlined.is_some());
+                result.executions_deleted = found.document.counting.totals.executions;
+                result.events_deleted = found.document.counting.totals.events;
+                erase_late_arrivals(engine, &partition, committed).await?;
                 return Ok(true);
             }
-            Emptied::LookAgain if !patience.is_over() => {}
-            Emptied::LookAgain => return Ok(false),
+            EraseStep::Retry if !budget.is_spent() => {}
+            EraseStep::Retry => return Ok(false),
         }
     }
 }
 
-enum Emptied {
-    /// The instance's document is gone, too.
-    Wholly,
-    /// It or another document has changed meanwhile, or the time is up.
-    LookAgain,
+/// The outcome of one attempt to erase a partition.
+enum EraseStep {
+    /// Everything is erased, including the instance's document.
+    Done,
+    /// A document has changed meanwhile, or the budget is spent.
+    Retry,
 }
 
-/// Deletes everything but what may be meant for a new instance. The instance's document fences it, and goes last.
-async fn empty(
+/// Deletes all documents except messages for a new instance. Each batch is conditional on the instance's document,
+/// which goes last.
+async fn erase_documents(
     engine: &Arc<Engine>,
     found: &Versioned<InstanceDocument>,
-    decision: &Decision,
-    patience: RecoveryBudget,
+    committed: &CommittedPlan,
+    budget: RecoveryBudget,
     result: &mut DeleteInstanceResult,
-) -> Result<Emptied, StoreError> {
+) -> Result<EraseStep, StoreError> {
     let (partition, mut etag) = (&found.document.instance_id, found.etag.clone());
     let mut document = found.document.clone();
     document.keep_service_times();
-    let (next, mut rows) = tell_apart(contents(engine, partition, decision).await?, decision);
-    // A marker outlives its instance: what it marks may be delivered again, as long as the sender has its intent.
+    let (next, mut rows) = split_rows(list_contents(engine, partition, committed).await?, committed);
+    // A marker outlives its instance: its message may be delivered again while the sender has the intent.
     rows.retain(|row| !matches!(row.kind.as_str(), kind::INSTANCE | kind::DELIVERED));
     let documents = rows.len();
     while rows.len() >= operation::MAX_OPERATIONS {
         let chunk = rows.split_off(rows.len() - (operation::MAX_OPERATIONS - 1));
         let fence = Operation::replace(instance_id(), &document, Some(&etag))?;
-        let Deleted::Now(Some(fence)) = delete_with(engine, partition, fence, &chunk, result).await? else {
-            return Ok(Emptied::LookAgain);
+        let BatchDelete::Done(Some(fence)) = delete_with(engine, partition, fence, &chunk, result).await? else {
+            return Ok(EraseStep::Retry);
         };
         etag = fence;
-        if patience.is_over() {
-            return Ok(Emptied::LookAgain);
+        if budget.is_spent() {
+            return Ok(EraseStep::Retry);
         }
     }
     let last = Operation::delete(instance_id(), Some(&etag));
-    if let Deleted::Not = delete_with(engine, partition, last, &rows, result).await? {
-        return Ok(Emptied::LookAgain);
+    if let BatchDelete::Refused = delete_with(engine, partition, last, &rows, result).await? {
+        return Ok(EraseStep::Retry);
     }
     debug!(%partition, documents, "erased");
     if !next.is_empty() {
         engine.discovery.turn_returned(partition, engine.now());
     }
-    Ok(Emptied::Wholly)
+    Ok(EraseStep::Done)
 }
 
-/// What is meant for the next instance of the same name, and what goes.
-fn tell_apart(rows: Vec<ErasableRow>, decision: &Decision) -> (Vec<ErasableRow>, Vec<ErasableRow>) {
-    let starts = rows.iter().filter(|row| row.starts && row.is_for_the_next(decision));
+/// Splits the rows into those for the next incarnation and those that are erased.
+fn split_rows(rows: Vec<ErasableRow>, committed: &CommittedPlan) -> (Vec<ErasableRow>, Vec<ErasableRow>) {
+    let starts = rows.iter().filter(|row| row.starts && row.is_for_next_incarnation(committed));
     let first = starts.filter_map(|row| row.seq.clone()).min();
-    let follows = |row: &ErasableRow| first.as_ref().is_some_and(|first| row.follows(first, decision));
-    rows.into_iter().partition(|row| row.is_for_the_next(decision) || follows(row))
+    let follows = |row: &ErasableRow| first.as_ref().is_some_and(|first| row.follows(first, committed));
+    rows.into_iter().partition(|row| row.is_for_next_incarnation(committed) || follows(row))
 }
 
-async fn contents(
+async fn list_contents(
     engine: &Arc<Engine>,
     partition: &Partition,
-    decision: &Decision,
+    committed: &CommittedPlan,
 ) -> Result<Vec<ErasableRow>, StoreError> {
     let statement = queries::CONTENTS.statement().authoritative();
     let mut rows: Vec<ErasableRow> = engine.store.query_partition(partition, statement, engine.per_page()).await?;
-    for row in rows.iter_mut().filter(|row| row.is_contested(decision)) {
-        row.has_sender = row.is_from_one_that_is_there(engine).await?;
+    for row in rows.iter_mut().filter(|row| row.needs_sender(committed)) {
+        row.sender_exists = row.find_sender(engine).await?;
     }
     Ok(rows)
 }
 
-enum Deleted {
-    /// The instance's document has this ETag now, none where it is gone.
-    Now(Option<Etag>),
-    Not,
+/// The outcome of one batch of deletions.
+enum BatchDelete {
+    /// The batch is committed. The instance's document has this ETag now, or is deleted.
+    Done(Option<Etag>),
+    Refused,
 }
 
-/// One batch: what fences it, and the deletions.
+/// Commits one batch: the fence, and the deletions.
 async fn delete_with(
     engine: &Engine,
     partition: &Partition,
     fence: Operation,
     rows: &[ErasableRow],
     result: &mut DeleteInstanceResult,
-) -> Result<Deleted, StoreError> {
+) -> Result<BatchDelete, StoreError> {
     let mut operations = vec![fence];
     for row in rows {
         operations.push(match row.marker(partition) {
@@ -344,36 +364,40 @@ async fn delete_with(
         });
     }
     let deleted = match engine.store.batch(partition, &operations, engine.deadline()).await? {
-        BatchOutcome::Committed(committed) => Deleted::Now(committed.etag(0).cloned()),
-        // The document is gone: we have deleted it and the answer was lost, or somebody was faster.
-        BatchOutcome::RolledBack(back) if back.index == 0 && back.status == 404 => Deleted::Now(None),
-        BatchOutcome::RolledBack(_) => return Ok(Deleted::Not),
+        BatchOutcome::Committed(committed) => BatchDelete::Done(committed.etag(0).cloned()),
+        // The document is deleted already, by an earlier request whose answer was lost or by another process.
+        BatchOutcome::RolledBack(back) if back.index == 0 && back.status == 404 => BatchDelete::Done(None),
+        BatchOutcome::RolledBack(_) => return Ok(BatchDelete::Refused),
     };
     result.queue_messages_deleted += rows.iter().filter(|row| row.is_queued()).count() as u64;
     Ok(deleted)
 }
 
-/// Deletes messages and activities that came between the last look and the end, or that it did not show, unless there is a new instance, which
-/// they may be for.
-async fn sweep_late(engine: &Arc<Engine>, partition: &Partition, decision: &Decision) -> Result<(), StoreError> {
-    let rows = contents(engine, partition, decision).await?;
+/// Deletes messages and activities that the last listing did not show, or that arrived after it. If a new instance
+/// exists, they may be meant for it and stay.
+async fn erase_late_arrivals(
+    engine: &Arc<Engine>,
+    partition: &Partition,
+    committed: &CommittedPlan,
+) -> Result<(), StoreError> {
+    let rows = list_contents(engine, partition, committed).await?;
     if rows.iter().any(|row| row.kind == kind::INSTANCE) {
         return Ok(());
     }
-    let (_, rows) = tell_apart(rows, decision);
-    let late = rows.into_iter().filter(ErasableRow::is_of_a_queue);
+    let (_, rows) = split_rows(rows, committed);
+    let late = rows.into_iter().filter(ErasableRow::belongs_to_queue);
     let (delivered, others): (Vec<ErasableRow>, Vec<ErasableRow>) =
         late.partition(|row| row.marker(partition).is_some());
     for row in delivered {
         let marker = row.marker(partition);
         engine.store.replace(partition, &row.id, &marker, Some(&row.etag), engine.deadline()).await?;
     }
-    remove(engine, partition, &others.into_iter().map(|row| (row.id, row.etag)).collect::<Vec<_>>()).await
+    delete_documents(engine, partition, &others.into_iter().map(|row| (row.id, row.etag)).collect::<Vec<_>>()).await
 }
 
-/// Deletes documents in batches, each as long as it is the very one that was judged. One that is gone already, or is another
-/// one now, is no reason to stop.
-pub(super) async fn remove(
+/// Deletes documents in batches, each under the ETag that was listed. A document that is missing or has changed does
+/// not stop the others.
+pub(super) async fn delete_documents(
     engine: &Engine,
     partition: &Partition,
     documents: &[(DocumentId, Etag)],

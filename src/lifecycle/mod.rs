@@ -1,9 +1,13 @@
-//! Deletion, pruning, retention, recovery of work that was left half done, and shutdown.
+//! Deletion, pruning, retention, recovery of unfinished deletions, and shutdown.
 
 pub(crate) mod counters;
 pub(crate) mod delete;
+pub(crate) mod delete_bulk;
+mod delete_set;
 mod erase;
+mod finish;
 mod plan;
+mod prepare;
 pub(crate) mod prune;
 pub(crate) mod recovery;
 pub(crate) mod retention;
@@ -22,18 +26,18 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::{collections::HashMap, sync::Arc};
 
-/// The duties that the protocols leave to this layer.
-pub(crate) struct Duties;
+/// The tasks that the protocols delegate to this layer.
+pub(crate) struct LifecycleTasks;
 
 #[async_trait]
-impl engine::Lifecycle for Duties {
+impl engine::Lifecycle for LifecycleTasks {
     async fn recover_deletion(
         &self,
         engine: &Arc<Engine>,
         document: &InstanceDocument,
         deadline: Deadline,
     ) -> Result<bool, StoreError> {
-        recovery::recover(engine, document, plan::UNDO_AFTER, deadline).await
+        recovery::recover(engine, document, plan::ABORT_AFTER, deadline).await
     }
 
     async fn is_deleted(
@@ -50,11 +54,11 @@ impl engine::Lifecycle for Duties {
     }
 
     fn apply_retention_soon(&self, engine: &Arc<Engine>) {
-        retention::soon(engine);
+        retention::apply_soon(engine);
     }
 }
 
-/// Instances by their ids, as somebody has seen them: a write that relies on one is conditional on its ETag.
+/// Instance documents by instance id, as they were read. A write that relies on one is conditional on its ETag.
 type Documents = HashMap<String, Versioned<InstanceDocument>>;
 
 /// A row of a query for instances.
@@ -74,7 +78,7 @@ pub(crate) struct InstanceRow {
     incarnation: Incarnation,
 }
 
-/// Tells an instance from others of the same name, and whether an execution of it has ended since.
+/// The identity of an instance among all instances with its id, and the number of its executions that have ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default)]
 pub(crate) struct Incarnation {
@@ -84,7 +88,7 @@ pub(crate) struct Incarnation {
 
 impl Incarnation {
     fn of(document: &InstanceDocument) -> Self {
-        Self { incarnation: document.incarnation.clone(), epoch: document.epoch }
+        Self { incarnation: document.origin.incarnation.clone(), epoch: document.commit.epoch }
     }
 }
 
@@ -92,15 +96,15 @@ impl InstanceRow {
     fn of(document: &InstanceDocument) -> Self {
         Self {
             instance_id: document.instance_id.clone(),
-            status: document.status.clone(),
-            parent: document.parent.clone(),
-            completed_at: document.completed_at,
-            deleting: document.deleting.clone(),
+            status: document.current.status.clone(),
+            parent: document.origin.parent.clone(),
+            completed_at: document.current.completed_at,
+            deleting: document.removal.deleting.clone(),
             incarnation: Incarnation::of(document),
         }
     }
 
-    /// As much of an instance as is known where its document can't be read: it is there, and nothing may be decided about it.
+    /// A row for an instance whose document can't be read. The instance exists, and no decision about it is possible.
     fn unreadable(unreadable: &Unreadable) -> Option<Self> {
         Some(Self {
             instance_id: serde_json::from_value(unreadable.row.get("instanceId")?.clone()).ok()?,
@@ -128,20 +132,24 @@ fn add(result: &mut DeleteInstanceResult, more: DeleteInstanceResult) {
     result.queue_messages_deleted += more.queue_messages_deleted;
 }
 
-/// What a bulk operation has met. One failure does not stop the others; it is what the call ends with only where nothing at
-/// all could be done.
+/// The failures of a bulk operation. A failure does not stop the other instances. The call returns it only if nothing
+/// at all could be done.
 #[derive(Default)]
 struct Failures {
     first: Option<ProviderError>,
 }
 
 impl Failures {
-    fn note(&mut self, instance: &str, error: ProviderError) {
-        tracing::warn!(instance_id = instance, error = error.message, "a bulk operation leaves an instance out");
+    fn record(&mut self, instance: &str, error: ProviderError) {
+        tracing::warn!(
+            instance_id = instance,
+            error = error.message,
+            "bulk operation failed for an instance and continues with the others"
+        );
         self.first.get_or_insert(error);
     }
 
-    fn unless<T>(self, something_done: bool, result: T) -> Result<T, ProviderError> {
+    fn into_result<T>(self, something_done: bool, result: T) -> Result<T, ProviderError> {
         match self.first {
             Some(error) if !something_done => Err(error),
             _ => Ok(result),

@@ -1,11 +1,13 @@
-//! Pruning: old executions of an instance that continues as new.
+//! Pruning: deletes old executions of an instance that continues as new.
 //!
 //! Executions are pruned in slices, the oldest first. One write puts the numbers of a slice into the instance's
-//! document (`pruning`). From then on these executions do not exist for any reader. Their documents are erased after
-//! that write, and the numbers are taken out last. A crash in between leaves both to the next call.
+//! document (`pruning`). From then on these executions do not exist for any reader. The process then erases their
+//! documents and removes the numbers last. After a crash in between, the next call does both.
 //!
-//! Invariants: every number in `pruning` is below the `execution` of the document that has it. A slice is counted out
-//! of the totals once, also where two processes prune the same instance.
+//! Invariants:
+//!
+//! - Every number in `pruning` is below the `execution` of its document.
+//! - A slice is subtracted from the totals once, even if two processes prune the same instance.
 
 use super::{erase, trees, Failures};
 use crate::{
@@ -23,43 +25,44 @@ use std::{collections::HashSet, num::NonZeroU32, sync::Arc};
 const OPERATION: &str = "prune_executions";
 /// Instances of a bulk operation that are pruned at once.
 const CONCURRENCY: usize = 8;
-/// The executions of a slice, and their events, at most: they bound the instance's document and the memory of a call.
+/// The largest number of executions in a slice. It bounds the instance's document and the memory of a call.
 const SLICE: usize = 500;
+/// The largest number of events in a slice.
 const SLICE_EVENTS: u64 = 50_000;
 /// Rows in a page of executions.
 const PAGE: NonZeroU32 = NonZeroU32::new(500).unwrap();
 
-/// Prunes the executions of one instance that `options` select. The current one, and those that run, always stay.
+/// Prunes the executions of one instance that `options` select. The current execution and running ones always stay.
 pub(crate) async fn prune(
     engine: &Arc<Engine>,
     instance: &str,
     options: &PruneOptions,
 ) -> Result<PruneResult, ProviderError> {
-    let pruned = prune_such(engine, instance, options, |_| true).await?;
+    let pruned = prune_if(engine, instance, options, |_| true).await?;
     pruned.ok_or_else(|| ProviderError::permanent(OPERATION, format!("Instance {instance} not found")))
 }
 
-/// Prunes an instance if it is there and such.
-async fn prune_such(
+/// Prunes an instance if it exists and meets a condition.
+async fn prune_if(
     engine: &Arc<Engine>,
     instance: &str,
     options: &PruneOptions,
-    such: impl Fn(&InstanceDocument) -> bool,
+    condition: impl Fn(&InstanceDocument) -> bool,
 ) -> Result<Option<PruneResult>, ProviderError> {
     let failed = |e: StoreError| e.into_provider_error(OPERATION);
     let found = trees::latest(engine, instance).await.map_err(failed)?;
-    let Some(found) = found.filter(|found| such(&found.document)) else { return Ok(None) };
+    let Some(found) = found.filter(|found| condition(&found.document)) else { return Ok(None) };
     prune_all(engine, &found.document, options).await.map(Some).map_err(failed)
 }
 
-/// Prunes the very instance that was read, slice by slice.
+/// Prunes the incarnation that was read, slice by slice.
 async fn prune_all(
     engine: &Arc<Engine>,
     instance: &InstanceDocument,
     options: &PruneOptions,
 ) -> Result<PruneResult, StoreError> {
     let partition = &instance.instance_id;
-    if instance.roll_forward.is_some() {
+    if instance.commit.roll_forward.is_some() {
         staging::roll_forward(engine, partition, engine.deadline()).await?;
     }
     let mut result = PruneResult { instances_processed: 1, ..PruneResult::default() };
@@ -73,8 +76,8 @@ async fn prune_all(
     }
 }
 
-/// The next slice, which does not exist any more for any reader; its documents are still to be erased. It is empty once
-/// everything is pruned and erased, or the instance is gone.
+/// Commits the next slice: its executions do not exist for any reader any more, but their documents are not erased yet.
+/// The slice is empty if everything is pruned and erased, or if the instance is deleted.
 async fn prune_slice(
     engine: &Engine,
     instance: &InstanceDocument,
@@ -82,27 +85,27 @@ async fn prune_slice(
     after: u64,
 ) -> Result<Vec<trees::PastExecution>, StoreError> {
     loop {
-        let Some(found) = erased(engine, instance).await? else { return Ok(Vec::new()) };
-        let slice = choose(engine, &found.document, options, after).await?;
-        // The look may have had many pages: the decision has a deadline of its own.
-        if slice.is_empty() || decide(engine, found, &slice, engine.deadline()).await? {
+        let Some(found) = erase_pending(engine, instance).await? else { return Ok(Vec::new()) };
+        let slice = choose_slice(engine, &found.document, options, after).await?;
+        // The query may have had many pages, so the commit has a deadline of its own.
+        if slice.is_empty() || commit_slice(engine, found, &slice, engine.deadline()).await? {
             return Ok(slice);
         }
     }
 }
 
-/// The instance's document, as long as it is the same instance.
+/// Reads the instance's document, if it is still the same incarnation.
 async fn read_same(
     engine: &Engine,
     instance: &InstanceDocument,
     deadline: Deadline,
 ) -> Result<Option<Versioned<InstanceDocument>>, StoreError> {
     let found = engine.read_latest(&instance.instance_id, deadline).await?;
-    Ok(found.filter(|found| found.document.incarnation == instance.incarnation))
+    Ok(found.filter(|found| found.document.origin.incarnation == instance.origin.incarnation))
 }
 
-/// The oldest executions after a number that may go, by the document that was read.
-async fn choose(
+/// The oldest executions after a number that can be pruned, by the document that was read.
+async fn choose_slice(
     engine: &Engine,
     document: &InstanceDocument,
     options: &PruneOptions,
@@ -129,7 +132,7 @@ async fn choose(
 
 /// The oldest execution that `keep_last` keeps. The current one is always among them.
 async fn first_kept(engine: &Engine, document: &InstanceDocument, keep_last: Option<u32>) -> Result<u64, StoreError> {
-    let current = document.execution;
+    let current = document.current.execution;
     let others = keep_last.unwrap_or(1).max(1) as usize - 1;
     if others == 0 {
         return Ok(current);
@@ -142,7 +145,7 @@ async fn first_kept(engine: &Engine, document: &InstanceDocument, keep_last: Opt
     let mut pages = engine.store.partition_pages::<Number>(&document.instance_id, statement, engine.per_page())?;
     let mut kept = Vec::new();
     while kept.len() < others {
-        // Fewer are there than may stay.
+        // The instance has fewer executions than `keep_last` keeps.
         let Some(page) = pages.next().await? else { return Ok(0) };
         kept.extend(page.readable().into_iter().map(|past| past.execution));
     }
@@ -154,8 +157,9 @@ fn may_go(past: &trees::PastExecution, options: &PruneOptions) -> bool {
     status::execution_has_ended(&past.status) && options.completed_before.is_none_or(is_old)
 }
 
-/// The write from which on the executions do not exist any more; `false` where they must be chosen again.
-async fn decide(
+/// Writes the numbers of a slice: from then on its executions do not exist. Returns `false` if the slice must be chosen
+/// again.
+async fn commit_slice(
     engine: &Engine,
     chosen_by: Versioned<InstanceDocument>,
     slice: &[trees::PastExecution],
@@ -166,19 +170,19 @@ async fn decide(
         let partition = &document.instance_id;
         let mut next = document.clone();
         next.keep_service_times();
-        next.pruning.extend(slice.iter().map(|e| e.execution));
-        next.totals.executions = next.totals.executions.saturating_sub(slice.len() as u64);
+        next.removal.pruning.extend(slice.iter().map(|e| e.execution));
+        next.counting.totals.executions = next.counting.totals.executions.saturating_sub(slice.len() as u64);
         let events = slice.iter().map(|e| e.events.len()).sum();
-        next.totals.events = next.totals.events.saturating_sub(events);
-        next.count_pending = Some("open".to_owned());
+        next.counting.totals.events = next.counting.totals.events.saturating_sub(events);
+        next.counting.count_pending = Some("open".to_owned());
         let written = engine.store.replace(partition, &instance_id(), &next, Some(&etag), deadline).await?;
         engine.cache.forget(partition);
         if let WriteOutcome::Done(_) = written {
             return Ok(true);
         }
         let Some(now) = read_same(engine, &document, deadline).await? else { return Ok(false) };
-        // The write was done and its answer lost.
-        if now.document.pruning == next.pruning {
+        // An earlier write succeeded, and its answer was lost.
+        if now.document.removal.pruning == next.removal.pruning {
             return Ok(true);
         }
         if !has_same_past(&document, &now.document) {
@@ -188,11 +192,12 @@ async fn decide(
     }
 }
 
-/// Whether nobody has pruned the instance between the two: then the executions that were chosen by the first are there,
-/// are counted, and are below the current one of the second.
+/// Whether no process has pruned the instance between the two versions. Then the executions that were chosen by the
+/// first one exist, are counted, and are below the current execution of the second one.
 fn has_same_past(before: &InstanceDocument, now: &InstanceDocument) -> bool {
-    let past = |document: &InstanceDocument| document.totals.executions as i64 - document.execution as i64;
-    before.pruning == now.pruning && past(before) == past(now)
+    let past =
+        |document: &InstanceDocument| document.counting.totals.executions as i64 - document.current.execution as i64;
+    before.removal.pruning == now.removal.pruning && past(before) == past(now)
 }
 
 #[derive(Deserialize)]
@@ -206,50 +211,54 @@ struct PrunableRow {
     execution: u64,
 }
 
-/// The instance, once everything is erased that was pruned: by this call, by one that died, or by another process.
-async fn erased(
+/// Erases all executions that were pruned: by this call, by a call that died, or by another process. Returns the
+/// instance after that.
+async fn erase_pending(
     engine: &Engine,
     instance: &InstanceDocument,
 ) -> Result<Option<Versioned<InstanceDocument>>, StoreError> {
     loop {
         let Some(found) = read_same(engine, instance, engine.deadline()).await? else { return Ok(None) };
-        if found.document.pruning.is_empty() {
+        if found.document.removal.pruning.is_empty() {
             return Ok(Some(found));
         }
         erase_pruned(engine, &found.document).await?;
     }
 }
 
-/// Erases the executions that were pruned before the instance was read, and takes their numbers out.
+/// Erases the executions that were pruned before the instance was read, and removes their numbers.
 ///
-/// The documents are listed before the instance that judges them is read again. Documents of a former instance of the
-/// same name are gone by then, or have other ETags. Numbers that somebody else has put in meanwhile stay: the documents
-/// of those executions are not in the list.
+/// The documents are listed before the instance is read again. Documents of an earlier incarnation are deleted by then,
+/// or have other ETags. Numbers that another process has added meanwhile stay, since the list lacks the documents of
+/// those executions.
 async fn erase_pruned(engine: &Engine, before: &InstanceDocument) -> Result<(), StoreError> {
     let partition = &before.instance_id;
-    let Some((from, to)) = before.pruning.iter().min().zip(before.pruning.iter().max()) else { return Ok(()) };
+    let Some((from, to)) = before.removal.pruning.iter().min().zip(before.removal.pruning.iter().max()) else {
+        return Ok(());
+    };
     let statement = queries::OF_EXECUTIONS.statement().bind("@from", from).bind("@to", to).authoritative();
     let rows: Vec<PrunableRow> = engine.store.query_partition(partition, statement, engine.per_page()).await?;
     let Some(found) = read_same(engine, before, engine.deadline()).await? else { return Ok(()) };
     let instance = found.document;
-    let pruned: HashSet<u64> = instance.pruning.iter().copied().filter(|e| before.pruning.contains(e)).collect();
+    let pruned: HashSet<u64> =
+        instance.removal.pruning.iter().copied().filter(|e| before.removal.pruning.contains(e)).collect();
     if pruned.is_empty() {
         return Ok(());
     }
     let (history, executions): (Vec<PrunableRow>, Vec<PrunableRow>) =
         rows.into_iter().filter(|row| pruned.contains(&row.execution)).partition(|row| row.kind == kind::HISTORY);
     let judged = |rows: Vec<PrunableRow>| rows.into_iter().map(|row| (row.id, row.etag)).collect::<Vec<_>>();
-    // Each batch has a deadline of its own: there may be thousands.
-    erase::remove(engine, partition, &judged(history)).await?;
-    erase::remove(engine, partition, &judged(executions)).await?;
-    forget(engine, &instance, &pruned).await
+    // Each batch has a deadline of its own, since there may be thousands.
+    erase::delete_documents(engine, partition, &judged(history)).await?;
+    erase::delete_documents(engine, partition, &judged(executions)).await?;
+    remove_numbers(engine, &instance, &pruned).await
 }
 
-/// Takes the numbers of erased executions out of the document of this very instance.
-async fn forget(engine: &Engine, instance: &InstanceDocument, erased: &HashSet<u64>) -> Result<(), StoreError> {
+/// Removes the numbers of erased executions from the document of this incarnation.
+async fn remove_numbers(engine: &Engine, instance: &InstanceDocument, erased: &HashSet<u64>) -> Result<(), StoreError> {
     let (partition, deadline) = (&instance.instance_id, engine.deadline());
     while let Some(Versioned { mut document, etag }) = read_same(engine, instance, deadline).await? {
-        document.pruning.retain(|execution| !erased.contains(execution));
+        document.removal.pruning.retain(|execution| !erased.contains(execution));
         let written = engine.store.replace(partition, &instance_id(), &document, Some(&etag), deadline).await?;
         engine.cache.forget(partition);
         if let WriteOutcome::Done(_) = written {
@@ -259,7 +268,7 @@ async fn forget(engine: &Engine, instance: &InstanceDocument, erased: &HashSet<u
     Ok(())
 }
 
-/// Prunes the instances that a filter takes, several at a time.
+/// Prunes the instances that a filter selects, several at a time.
 pub(crate) async fn prune_bulk(
     engine: &Arc<Engine>,
     filter: &InstanceFilter,
@@ -267,12 +276,12 @@ pub(crate) async fn prune_bulk(
 ) -> Result<PruneResult, ProviderError> {
     let failed = |e: StoreError| e.into_provider_error("prune_executions_bulk");
     let candidates = trees::candidates(engine, filter, |_| true, "prune_executions_bulk").await?;
-    let chosen = trees::chosen(engine, candidates, filter, |_| true).await.map_err(failed)?;
+    let chosen = trees::select(engine, candidates, filter, |_| true).await.map_err(failed)?;
     let mut pruning = stream::iter(chosen)
         .map(|(instance, incarnation)| async move {
-            // Another instance of the same name is not the one that the filter took.
+            // A new instance with the same id is not the one that the filter selected.
             let pruned =
-                prune_such(engine, &instance, options, |document| document.incarnation == incarnation.incarnation)
+                prune_if(engine, &instance, options, |document| document.origin.incarnation == incarnation.incarnation)
                     .await;
             (instance, pruned)
         })
@@ -286,8 +295,8 @@ pub(crate) async fn prune_bulk(
                 result.executions_deleted += pruned.executions_deleted;
                 result.events_deleted += pruned.events_deleted;
             }
-            Err(error) => failures.note(&instance, error),
+            Err(error) => failures.record(&instance, error),
         }
     }
-    failures.unless(result.instances_processed > 0, result)
+    failures.into_result(result.instances_processed > 0, result)
 }

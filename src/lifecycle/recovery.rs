@@ -1,10 +1,9 @@
 //! Recovery of deletions: finishes or aborts a plan whose process has died.
 
 use super::{
-    erase::{self, Decision},
-    plan::{
-        carry_out, give_up, help, unmark, PlanDriver, RecoveryBudget, CONCURRENCY, RECOVERY_TIME, SKEW, UNDO_AFTER,
-    },
+    erase::{self, CommittedPlan},
+    finish::{abort_one, abort_plan, announce_recovery, finish_plan, PlanDriver, RecoveryBudget, RECOVERY_TIME},
+    plan::{ABORT_AFTER, CONCURRENCY, MAX_CLOCK_SKEW},
     service_time, Documents,
 };
 use crate::{
@@ -19,79 +18,81 @@ use std::{
 };
 use tracing::warn;
 
-/// What the coordinator's document says of a plan.
-pub(super) struct Theirs {
-    pub(super) mark: Deleting,
+/// The coordinator's record of a plan, with the times of its document.
+pub(super) struct CoordinatorView {
+    pub(super) record: Deleting,
     pub(super) due: Millis,
     pub(super) written_at: u64,
 }
 
-pub(super) async fn coordinators_mark(
+/// Reads the coordinator's record of a plan. Returns `None` if the coordinator does not know the plan.
+pub(super) async fn coordinator_view(
     engine: &Engine,
-    mark: &Deleting,
+    record: &Deleting,
     deadline: Deadline,
-) -> Result<Option<Theirs>, StoreError> {
-    let Ok(partition) = Partition::instance(&mark.coordinator) else { return Ok(None) };
+) -> Result<Option<CoordinatorView>, StoreError> {
+    let Ok(partition) = Partition::instance(&record.coordinator) else { return Ok(None) };
     let found = engine.read_latest(&partition, deadline).await?;
     Ok(found.and_then(|Versioned { document, .. }| {
         let (due, written_at) = (document.due.unwrap_or_default(), document.written_at);
-        let theirs = document.deleting.filter(|theirs| theirs.plan == mark.plan)?;
-        Some(Theirs { mark: theirs, due, written_at })
+        let record = document.removal.deleting.filter(|found| found.plan == record.plan)?;
+        Some(CoordinatorView { record, due, written_at })
     }))
 }
 
-/// Whether an instance that carries a mark is gone for good.
+/// Whether the deletion of a prepared instance is committed.
 pub(crate) async fn is_deleted(
     engine: &Arc<Engine>,
     document: &InstanceDocument,
     deadline: Deadline,
 ) -> Result<bool, StoreError> {
-    let Some(mark) = document.deleting.clone() else { return Ok(false) };
-    let marked = vec![(document.instance_id.clone(), mark)];
-    Ok(!deleted_among(engine, marked, deadline).await?.is_empty())
+    let Some(record) = document.removal.deleting.clone() else { return Ok(false) };
+    let prepared = vec![(document.instance_id.clone(), record)];
+    Ok(!deleted_among(engine, prepared, deadline).await?.is_empty())
 }
 
-/// Whether a mark is still there whose coordinator knows nothing of its plan: then that was given up. Otherwise it was
-/// finished since the mark was read.
-async fn is_marked_still(
+/// Whether an instance is still prepared although the coordinator does not know its plan. Then the plan was aborted. If
+/// the instance is not prepared any more, the plan was finished since the record was read.
+async fn is_still_prepared(
     engine: &Engine,
     partition: &Partition,
-    mark: &Deleting,
+    record: &Deleting,
     deadline: Deadline,
 ) -> Result<bool, StoreError> {
     let found = engine.read_latest(partition, deadline).await?;
-    Ok(found.and_then(|found| found.document.deleting).is_some_and(|ours| ours.plan == mark.plan))
+    Ok(found.and_then(|found| found.document.removal.deleting).is_some_and(|found| found.plan == record.plan))
 }
 
-/// Which of some instances with their marks are gone for good. Each plan's coordinator is asked once.
+/// The prepared instances whose deletion is committed. Each plan's coordinator is read once.
 pub(crate) async fn deleted_among(
     engine: &Arc<Engine>,
-    marked: Vec<(Partition, Deleting)>,
+    prepared: Vec<(Partition, Deleting)>,
     deadline: Deadline,
 ) -> Result<HashSet<Partition>, StoreError> {
-    let plans: BTreeMap<String, Deleting> = marked.iter().map(|(_, mark)| (mark.plan.clone(), mark.clone())).collect();
-    let mut verdicts: HashMap<String, Option<DeletionState>> = HashMap::new();
+    let plans: BTreeMap<String, Deleting> =
+        prepared.iter().map(|(_, record)| (record.plan.clone(), record.clone())).collect();
+    let mut states: HashMap<String, Option<DeletionState>> = HashMap::new();
     let mut asking = stream::iter(plans)
-        .map(|(plan, mark)| async move { (plan, coordinators_mark(engine, &mark, deadline).await) })
+        .map(|(plan, record)| async move { (plan, coordinator_view(engine, &record, deadline).await) })
         .buffer_unordered(CONCURRENCY);
-    while let Some((plan, theirs)) = asking.next().await {
-        let state = match theirs {
-            Ok(theirs) => theirs.map(|theirs| theirs.mark.state),
-            // Nobody can say what became of the plan: what may be there is shown, and the others with it.
+    while let Some((plan, view)) = asking.next().await {
+        let state = match view {
+            Ok(view) => view.map(|view| view.record.state),
+            // The state of the plan is unknown. Its instances are shown, since they may exist.
             Err(StoreError::Malformed { detail }) => {
-                warn!(plan, detail, "the coordinator of a deletion can't be read");
-                Some(DeletionState::Open)
+                warn!(plan, detail, "the coordinator of a deletion can't be read, its instances count as existing");
+                Some(DeletionState::Preparing)
             }
             Err(error) => return Err(error),
         };
-        verdicts.insert(plan, state);
+        states.insert(plan, state);
     }
-    let verdicts = &verdicts;
-    let mut telling = stream::iter(marked)
-        .map(|(partition, mark)| async move {
-            let deleted = match verdicts.get(&mark.plan).copied().flatten() {
+    let states = &states;
+    let mut telling = stream::iter(prepared)
+        .map(|(partition, record)| async move {
+            let deleted = match states.get(&record.plan).copied().flatten() {
                 Some(state) => Ok(state == DeletionState::Committed),
-                None => is_marked_still(engine, &partition, &mark, deadline).await.map(|still| !still),
+                None => is_still_prepared(engine, &partition, &record, deadline).await.map(|still| !still),
             };
             (partition, deleted)
         })
@@ -101,70 +102,79 @@ pub(crate) async fn deleted_among(
         match is_deleted {
             Ok(true) => drop(deleted.insert(partition)),
             Ok(false) => {}
-            Err(StoreError::Malformed { detail }) => warn!(detail, "an instance that carries a mark can't be read"),
+            Err(StoreError::Malformed { detail }) => {
+                warn!(detail, "an instance that is being deleted can't be read, it counts as existing")
+            }
             Err(error) => return Err(error),
         }
     }
     Ok(deleted)
 }
 
-/// Whether nobody has gone on with a plan that is not decided for as long as `old`.
+/// Whether the last heartbeat of an uncommitted plan is older than `abort_after`.
 ///
-/// The coordinator's `due` tells by the clock of the process that makes the plan. That may be an operator's, and be off by
-/// days. So the service's time is asked for, which costs two requests every few seconds, before a plan is given up, and
-/// where `due` is further ahead than a clock that is right puts it.
-pub(super) async fn is_abandoned(engine: &Engine, theirs: &Theirs, old: Millis) -> Result<bool, StoreError> {
-    if old == 0 {
+/// The clock of the process that makes the plan writes the coordinator's `due`. That may be an operator's computer,
+/// whose clock is off by days. Cosmos DB's time costs two requests every few seconds at most. It is read in two cases:
+///
+/// - the plan is about to be aborted;
+/// - `due` is further ahead than a correct clock can put it.
+pub(super) async fn is_abandoned(
+    engine: &Engine,
+    view: &CoordinatorView,
+    abort_after: Millis,
+) -> Result<bool, StoreError> {
+    if abort_after == 0 {
         return Ok(true);
     }
     let now = engine.now();
-    let is_late = theirs.due.saturating_add(old) <= now + UNDO_AFTER;
-    if !is_late && theirs.due <= now + UNDO_AFTER + SKEW {
+    let is_late = view.due.saturating_add(abort_after) <= now + ABORT_AFTER;
+    if !is_late && view.due <= now + ABORT_AFTER + MAX_CLOCK_SKEW {
         return Ok(false);
     }
-    let written_by = theirs.written_at.saturating_mul(1_000) + 999;
-    Ok(written_by.saturating_add(old) <= service_time::recent_skew(engine).await?.now(engine))
+    let written_by = view.written_at.saturating_mul(1_000) + 999;
+    Ok(written_by.saturating_add(abort_after) <= service_time::recent_skew(engine).await?.now(engine))
 }
 
-/// Goes on with the plan behind an instance's mark, or gives it up where it is not decided and is `old`: for this instance at
-/// once, for a large plan a little at a time. Whether there was anything to do.
+/// Continues the plan of a prepared instance, or aborts an uncommitted plan whose last heartbeat is older than
+/// `abort_after`. It handles this instance at once and spends a limited time on a large plan. Returns whether there was
+/// anything to do.
 pub(crate) async fn recover(
     engine: &Arc<Engine>,
     document: &InstanceDocument,
-    old: Millis,
+    abort_after: Millis,
     deadline: Deadline,
 ) -> Result<bool, StoreError> {
-    let Some(mark) = &document.deleting else { return Ok(false) };
+    let Some(record) = &document.removal.deleting else { return Ok(false) };
     let Some(id) = document.instance_id.instance_id() else { return Ok(false) };
-    let Some(theirs) = coordinators_mark(engine, mark, deadline).await? else {
-        unmark(engine, id, &mark.plan).await?;
+    let Some(view) = coordinator_view(engine, record, deadline).await? else {
+        abort_one(engine, id, &record.plan).await?;
         return Ok(true);
     };
-    let Ok(coordinator) = Partition::instance(&mark.coordinator) else { return Ok(false) };
-    let patience = RecoveryBudget::Until(Deadline::after(RECOVERY_TIME));
-    match theirs.mark.state {
-        DeletionState::Open => {
-            if !is_abandoned(engine, &theirs, old).await? {
+    let Ok(coordinator) = Partition::instance(&record.coordinator) else { return Ok(false) };
+    let budget = RecoveryBudget::Until(Deadline::after(RECOVERY_TIME));
+    match view.record.state {
+        DeletionState::Preparing => {
+            if !is_abandoned(engine, &view, abort_after).await? {
                 return Ok(false);
             }
-            give_up(engine, &coordinator, &mark.plan).await?;
+            abort_plan(engine, &coordinator, &record.plan).await?;
         }
-        DeletionState::Committed if id != mark.coordinator => {
-            if !help(engine, &coordinator, &theirs.mark).await? {
+        DeletionState::Committed if id != record.coordinator => {
+            if !announce_recovery(engine, &coordinator, &view.record).await? {
                 return Ok(true);
             }
-            let decision = Decision::new(theirs.mark, theirs.written_at);
-            let erased = erase::erase_all(engine, &[id.to_owned()], &decision, &Documents::new(), patience).await;
-            return erased.trouble.map_or(Ok(true), Err);
+            let committed = CommittedPlan::new(view.record, view.written_at);
+            let erased = erase::erase_all(engine, &[id.to_owned()], &committed, &Documents::new(), budget).await;
+            return erased.first_error.map_or(Ok(true), Err);
         }
-        DeletionState::Aborted if id != mark.coordinator => {
-            unmark(engine, id, &mark.plan).await?;
+        DeletionState::Aborted if id != record.coordinator => {
+            abort_one(engine, id, &record.plan).await?;
             return Ok(true);
         }
-        // Somebody is at it.
-        _ if theirs.mark.part < theirs.mark.parts && theirs.due > engine.now() => return Ok(false),
+        // Another process is finishing the plan.
+        _ if view.record.part < view.record.parts && view.due > engine.now() => return Ok(false),
         _ => {}
     }
-    let carried = carry_out(engine, &coordinator, &mark.plan, PlanDriver::Helper, patience).await;
-    carried.trouble.map_or(Ok(true), Err)
+    let outcome = finish_plan(engine, &coordinator, &record.plan, PlanDriver::Recovery, budget).await;
+    outcome.first_error.map_or(Ok(true), Err)
 }

@@ -1,5 +1,5 @@
-//! The service's time. The clock of an operator, or of the process that retires instances, may be off by days: locks,
-//! members, delays and ages are judged by the clock of the service.
+//! Cosmos DB's time. The clock of an operator's computer, or of the process that applies retention, may be off by days.
+//! Therefore locks, workers, delays and ages are judged by Cosmos DB's clock.
 
 use crate::{
     cosmos::{Freshness, StoreError},
@@ -10,7 +10,8 @@ use serde::Deserialize;
 use std::time::Duration;
 use tokio::{sync::Mutex, time::Instant};
 
-/// How far the service's clock is ahead of this process's, in milliseconds.
+/// The difference between Cosmos DB's clock and the clock of this process, in milliseconds. It is positive if Cosmos
+/// DB's clock is ahead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ClockSkew(i64);
 
@@ -21,7 +22,7 @@ struct RecentSkew(Mutex<Option<(Instant, ClockSkew)>>);
 /// A measurement serves all callers within this time.
 const FRESH: Duration = Duration::from_secs(5);
 
-/// The skew, measured a few seconds ago at most. Concurrent callers share one measurement.
+/// The skew, measured at most 5 s ago. Concurrent callers share one measurement.
 pub(crate) async fn recent_skew(engine: &Engine) -> Result<ClockSkew, StoreError> {
     let state = engine.state::<RecentSkew>();
     let mut last = state.0.lock().await;
@@ -35,34 +36,35 @@ pub(crate) async fn recent_skew(engine: &Engine) -> Result<ClockSkew, StoreError
 
 #[derive(Deserialize)]
 struct Stamp {
-    /// When the service wrote the document, in seconds.
+    /// The time when Cosmos DB wrote the document, in seconds.
     #[serde(rename = "_ts")]
     at: u64,
 }
 
 impl ClockSkew {
-    /// Measures it: writes a document, and reads the time that the service has given it.
+    /// Measures the skew: writes a document, and reads the time that Cosmos DB gave it.
     pub(crate) async fn measure(engine: &Engine) -> Result<Self, StoreError> {
         let before = engine.now();
-        let kept = SharedResult::new("clock", before, ());
-        engine.store.upsert(&kept.instance_id, &kept.id, &kept, None, engine.deadline()).await?;
+        let document = SharedResult::new("clock", before, ());
+        engine.store.upsert(&document.instance_id, &document.id, &document, None, engine.deadline()).await?;
         let freshness = Freshness::Authoritative;
-        let found = engine.store.read::<Stamp>(&kept.instance_id, &kept.id, freshness, engine.deadline()).await?;
+        let found =
+            engine.store.read::<Stamp>(&document.instance_id, &document.id, freshness, engine.deadline()).await?;
         let found = found.ok_or_else(|| StoreError::Unavailable {
-            detail: "a document that tells the service's time is gone".to_owned(),
+            detail: "the document that shows Cosmos DB's time was deleted before it was read".to_owned(),
         })?;
         Ok(Self::between(before, engine.now(), found.document.at.saturating_mul(1_000)))
     }
 
-    /// The smallest skew that explains a stamp of whole seconds, which the service wrote between two moments of this
-    /// process's clock.
+    /// The smallest skew that explains a timestamp. Cosmos DB wrote the timestamp, in whole seconds, between two times
+    /// of this process's clock.
     fn between(before: Millis, after: Millis, stamp: Millis) -> Self {
         let signed = |millis: Millis| i64::try_from(millis).unwrap_or(i64::MAX);
         let (least, most) = (signed(stamp) - signed(after), signed(stamp) + 999 - signed(before));
         Self(0.max(least).min(most))
     }
 
-    /// The service's time.
+    /// Cosmos DB's time.
     pub(crate) fn now(self, engine: &Engine) -> Millis {
         engine.now().saturating_add_signed(self.0)
     }
@@ -73,8 +75,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stamp_of_seconds_says_no_more_than_it_knows() {
-        // The service wrote it at some time from 10,000 to 10,999.
+    fn a_timestamp_in_seconds_gives_the_smallest_possible_skew() {
+        // Cosmos DB wrote it at some time from 10,000 to 10,999.
         assert_eq!(ClockSkew::between(10_100, 10_200, 10_000), ClockSkew(0));
         assert_eq!(ClockSkew::between(9_900, 9_990, 10_000), ClockSkew(10), "this clock is behind");
         assert_eq!(ClockSkew::between(9_900, 10_010, 10_000), ClockSkew(0), "or the answer took long");

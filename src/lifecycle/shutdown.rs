@@ -1,6 +1,6 @@
-//! Leaving: what this process holds is given back, so that others need not wait for its locks to expire.
+//! Shutdown: the process releases its locks, so that other workers need not wait for them to expire.
 //!
-//! Everything is bounded by the caller's time, also in an outage: what could not be given back by then expires.
+//! The caller's time limit bounds everything, even in an outage. A lock that is not released by then expires.
 
 use crate::{
     activity::{claim, session},
@@ -13,40 +13,40 @@ use futures::{stream, StreamExt};
 use std::{sync::Arc, time::Duration};
 use tracing::{debug, warn};
 
-/// Requests that are under way at once.
+/// Requests that are in flight at once.
 const CONCURRENCY: usize = 16;
 
-/// Stops background work, gives turns, activities and sessions back, and waits for what is under way; `false` where the time
-/// was up before that.
+/// Stops background work, releases turns, activities and sessions, and waits for requests in flight. Returns `false` if
+/// the time is up before that, or if a release fails.
 pub(crate) async fn shut_down(engine: &Arc<Engine>, limit: Duration) -> bool {
     engine.stopping.cancel();
     let deadline = Deadline::after(limit);
     let releasing_activities = async {
-        // An activity that can't be reached takes half of the time at most: the sessions come after it.
+        // An unreachable activity takes half of the time at most, so that the sessions can follow.
         let work = release_activities(engine, Deadline::after(limit / 2)).await;
         let sessions = is_released(session::release_all(engine, deadline).await);
         work && sessions
     };
-    let leaving = async {
-        // Beside each other: where one partition does not answer, the others do.
+    let releasing = async {
+        // The releases run concurrently: if one partition does not answer, the others do.
         let turns = release_turns(engine, deadline);
         let (left, turns, work) = tokio::join!(discovery::leave(engine, deadline), turns, releasing_activities);
         engine.tasks.close();
         engine.tasks.wait().await;
         is_released(left) && turns && work
     };
-    tokio::time::timeout_at(deadline.instant(), leaving).await.unwrap_or_else(|_| {
-        warn!(?limit, "the time was up before everything was given back: the rest expires");
+    tokio::time::timeout_at(deadline.instant(), releasing).await.unwrap_or_else(|_| {
+        warn!(?limit, "shutdown timed out before all locks were released, the remaining locks will expire");
         false
     })
 }
 
-/// Turns are given back uncounted. One that is being committed is left to that.
+/// Releases the turns without counting an attempt. A turn that is being committed is left to its commit.
 async fn release_turns(engine: &Arc<Engine>, deadline: Deadline) -> bool {
     let mut held: Vec<_> = engine.turns.iter().map(|entry| entry.value().clone()).collect();
     held.sort_by(|a, b| a.token.cmp(&b.token));
-    debug!(turns = held.len(), "giving turns back");
-    let giving = stream::iter(held).map(|handle| async move {
+    debug!(turns = held.len(), "releasing turns");
+    let releasing = stream::iter(held).map(|handle| async move {
         let mut state = handle.state.lock().await;
         if state.phase != TurnPhase::Open {
             return true;
@@ -54,15 +54,15 @@ async fn release_turns(engine: &Arc<Engine>, deadline: Deadline) -> bool {
         state.phase = TurnPhase::Closed;
         is_released(release::release_claim(engine, &handle.partition, &handle.token, deadline).await)
     });
-    giving.buffer_unordered(CONCURRENCY).fold(true, |all, given| async move { all && given }).await
+    releasing.buffer_unordered(CONCURRENCY).fold(true, |all, released| async move { all && released }).await
 }
 
-/// Activities are given back uncounted. One that is being completed is left to that.
+/// Releases the activities without counting an attempt. An activity that is being completed is left to its completion.
 async fn release_activities(engine: &Arc<Engine>, deadline: Deadline) -> bool {
     let mut held: Vec<_> = engine.activities.iter().map(|entry| entry.value().clone()).collect();
     held.sort_by(|a, b| a.token.cmp(&b.token));
-    debug!(activities = held.len(), "giving activities back");
-    let giving = stream::iter(held).map(|handle| async move {
+    debug!(activities = held.len(), "releasing activities");
+    let releasing = stream::iter(held).map(|handle| async move {
         let mut state = handle.state.lock().await;
         if state.closed {
             return true;
@@ -71,12 +71,12 @@ async fn release_activities(engine: &Arc<Engine>, deadline: Deadline) -> bool {
         engine.activities.remove(&handle.token);
         is_released(claim::release_claim(engine, &state.document, &handle.token, deadline).await)
     });
-    giving.buffer_unordered(CONCURRENCY).fold(true, |all, given| async move { all && given }).await
+    releasing.buffer_unordered(CONCURRENCY).fold(true, |all, released| async move { all && released }).await
 }
 
 fn is_released(outcome: Result<(), StoreError>) -> bool {
     if let Err(error) = &outcome {
-        warn!(%error, "what was held here could not be given back: its lock expires");
+        warn!(%error, "a release failed during shutdown, the lock will expire");
     }
     outcome.is_ok()
 }

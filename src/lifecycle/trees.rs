@@ -2,7 +2,7 @@
 
 use super::{recovery, Documents, Failures, Incarnation, InstanceRow};
 use crate::{
-    cosmos::{or_default, queries, queries::names_in_questions, Deadline, Pages, Rows, StoreError, Versioned},
+    cosmos::{or_default, queries, queries::chunks_for_query, Deadline, Pages, Rows, StoreError, Versioned},
     engine::Engine,
     model::{kind, DocumentId, EventSet, InstanceDocument, Millis, Partition},
 };
@@ -15,26 +15,26 @@ use std::{
     sync::Arc,
 };
 
-/// The rows of a query for instances, those that can't be read among them: for a caller that must not overlook one.
+/// The rows of a query for instances, including unreadable ones, for a caller that must not miss one.
 fn all_rows(rows: Rows<InstanceRow>) -> Vec<InstanceRow> {
     let (mut rows, unreadable) = rows.into_parts();
     rows.extend(unreadable.iter().filter_map(InstanceRow::unreadable));
     rows
 }
 
-/// The instances among some rows that are there, and not deleted.
+/// The rows of instances that exist and are not deleted.
 pub(crate) async fn visible(
     engine: &Arc<Engine>,
     mut rows: Vec<InstanceRow>,
     deadline: Deadline,
 ) -> Result<Vec<InstanceRow>, StoreError> {
-    let marked = rows.iter().filter_map(|row| Some((row.instance_id.clone(), row.deleting.clone()?))).collect();
-    let deleted = recovery::deleted_among(engine, marked, deadline).await?;
+    let prepared = rows.iter().filter_map(|row| Some((row.instance_id.clone(), row.deleting.clone()?))).collect();
+    let deleted = recovery::deleted_among(engine, prepared, deadline).await?;
     rows.retain(|row| row.status.is_some() && !deleted.contains(&row.instance_id));
     Ok(rows)
 }
 
-/// An instance that exists, as the write region knows it. A turn that was left half-way is not rolled forward.
+/// Reads an instance from the write region, if it exists. It does not roll forward an unfinished turn.
 pub(crate) async fn latest(
     engine: &Arc<Engine>,
     instance: &str,
@@ -46,7 +46,7 @@ pub(crate) async fn latest(
     Ok(Some(found).filter(|_| !is_gone))
 }
 
-/// An execution of the past.
+/// A past execution.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct PastExecution {
@@ -58,7 +58,7 @@ pub(crate) struct PastExecution {
     pub(crate) events: EventSet,
 }
 
-/// The children of some instances, and whose they are. One question: the caller cuts it to size.
+/// The children of some instances, with their parents. One query: the caller limits the number of parents.
 pub(crate) async fn children(engine: &Arc<Engine>, parents: &[String]) -> Result<Vec<InstanceRow>, StoreError> {
     let statement = queries::CHILDREN.statement().bind_list("@parents", parents).authoritative();
     let (mut pages, mut children) = (engine.store.container_pages(statement, engine.per_page())?, Vec::new());
@@ -68,7 +68,7 @@ pub(crate) async fn children(engine: &Arc<Engine>, parents: &[String]) -> Result
     Ok(children)
 }
 
-/// A document that depends on an instance: a child, or a message that the instance still owes to another one.
+/// A document that depends on an instance: a child, or an undelivered message of the instance.
 #[derive(Deserialize)]
 pub(crate) struct Dependent {
     #[serde(rename = "type")]
@@ -82,22 +82,22 @@ pub(crate) struct Dependent {
     row: InstanceRow,
 }
 
-/// Some of the documents that depend on some instances.
+/// One page of documents that depend on some instances.
 pub(crate) struct Dependents {
     pub(crate) children: Vec<InstanceRow>,
-    pub(crate) owed: Vec<Owed>,
+    pub(crate) undelivered: Vec<UndeliveredMessage>,
 }
 
-/// A message that an instance still owes to another one, by the id of its intent.
+/// An undelivered message of an instance. `id` is the id of its intent.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Owed {
+pub(crate) struct UndeliveredMessage {
     pub(crate) sender: String,
     pub(crate) receiver: Option<Partition>,
     pub(crate) id: DocumentId,
 }
 
-/// What depends on some instances, page by page. The query is authoritative, since deletions are decided by it: a lagging
-/// region may not show a child, which would be left without its parent.
+/// Queries the dependents of some instances, page by page. The query reads the write region, since deletions rely on
+/// it: a lagging region may not show a child, and the child would lose its parent.
 pub(crate) fn dependents_pages(engine: &Engine, parents: &[String]) -> Result<Pages<Dependent>, StoreError> {
     let statement = queries::DEPENDENTS.statement().bind_list("@parents", parents).authoritative();
     engine.store.container_pages(statement, engine.per_page())
@@ -111,28 +111,30 @@ pub(crate) async fn next_dependents(
     let (rows, unreadable) = page.into_parts();
     let (intents, children): (Vec<Dependent>, Vec<Dependent>) =
         rows.into_iter().partition(|dependent| dependent.kind == kind::INTENT);
-    let owed = |intent: Dependent| Some(Owed { sender: intent.row.parent?, receiver: intent.target, id: intent.id });
-    let owed = intents.into_iter().filter_map(owed).collect();
+    let undelivered = |intent: Dependent| {
+        Some(UndeliveredMessage { sender: intent.row.parent?, receiver: intent.target, id: intent.id })
+    };
+    let undelivered = intents.into_iter().filter_map(undelivered).collect();
     let mut children: Vec<InstanceRow> = children.into_iter().map(|child| child.row).collect();
     children.extend(unreadable.iter().filter_map(InstanceRow::unreadable));
     let children = visible(engine, children, engine.deadline()).await?;
-    Ok(Some(Dependents { children, owed }))
+    Ok(Some(Dependents { children, undelivered }))
 }
 
-/// Parents whose children are asked for at once.
+/// Parents per query for children.
 pub(crate) const PARENTS: usize = 200;
 
-/// Descendants of some roots, as a query has shown them.
+/// Descendants of some roots, as a query returned them.
 #[derive(Default)]
 pub(crate) struct Seen {
-    /// The documents of the first of them.
+    /// The documents of the first descendants.
     pub(crate) documents: Documents,
-    /// Which instance of its name each of them is.
+    /// The incarnation of each descendant.
     pub(crate) incarnations: HashMap<String, Incarnation>,
 }
 
-/// Several roots, each with all that descend from it, parents before children. A generation of all of them is asked for at once. The
-/// descendants are noted in `seen`.
+/// Several roots, each with all its descendants, parents before children. One query reads a generation of all trees.
+/// `seen` receives the descendants.
 pub(crate) async fn forest(
     engine: &Arc<Engine>,
     roots: &[String],
@@ -144,9 +146,9 @@ pub(crate) async fn forest(
     let mut generation = roots.to_vec();
     while !generation.is_empty() {
         let mut next = Vec::new();
-        for parents in names_in_questions(&generation, PARENTS) {
+        for parents in chunks_for_query(&generation, PARENTS) {
             let children = match &mut seen {
-                Some(seen) => whole_children(engine, parents, seen).await?,
+                Some(seen) => children_with_documents(engine, parents, seen).await?,
                 None => children(engine, parents).await?,
             };
             for row in children {
@@ -163,7 +165,7 @@ pub(crate) async fn forest(
 }
 
 /// The children of some instances, with their documents.
-async fn whole_children(
+async fn children_with_documents(
     engine: &Arc<Engine>,
     parents: &[String],
     seen: &mut Seen,
@@ -178,23 +180,24 @@ async fn whole_children(
             let row = InstanceRow::of(&found.document);
             if let Some(id) = row.id() {
                 seen.incarnations.insert(id.clone(), row.incarnation.clone());
-                seen.documents.extend(Some((id, found)).filter(|_| seen.documents.len() < super::plan::KNOWN));
+                seen.documents
+                    .extend(Some((id, found)).filter(|_| seen.documents.len() < super::plan::MAX_CACHED_DOCUMENTS));
             }
             rows.push(row);
         }
-        // Who marks the tree reads the document, and says that it can't.
+        // The deletion reads the document before it prepares the instance, and then reports that it can't.
         rows.extend(unreadable.iter().filter_map(InstanceRow::unreadable));
     }
     visible(engine, rows, engine.deadline()).await
 }
 
-/// What duroxide's own provider does where a filter has no limit.
+/// The limit of a filter without one. duroxide's own provider uses the same.
 const DEFAULT_LIMIT: u32 = 1_000;
 /// Rows that each physical partition returns at a time.
 const PAGE: NonZeroU32 = NonZeroU32::new(200).unwrap();
 
-/// The instances that a bulk operation may take, those among them whose deletion was left half-way included: those that the
-/// filter names, or the oldest that fit, page by page until there are as many as it may take.
+/// The instances that a bulk operation may select, including instances of unfinished deletions. These are the instances
+/// that the filter names, or the oldest ones that fit, page by page up to the filter's limit.
 pub(crate) async fn candidates(
     engine: &Arc<Engine>,
     filter: &InstanceFilter,
@@ -216,11 +219,11 @@ pub(crate) async fn candidates(
         match found {
             Ok(found) => rows.extend(found.map(|found| InstanceRow::of(&found.document))),
             Err(error) => {
-                failures.note(partition.instance_id().unwrap_or_default(), error.into_provider_error(operation));
+                failures.record(partition.instance_id().unwrap_or_default(), error.into_provider_error(operation));
             }
         }
     }
-    failures.unless(!rows.is_empty(), rows)
+    failures.into_result(!rows.is_empty(), rows)
 }
 
 async fn oldest(
@@ -228,15 +231,16 @@ async fn oldest(
     filter: &InstanceFilter,
     fits: impl Fn(&InstanceRow) -> bool,
 ) -> Result<Vec<InstanceRow>, StoreError> {
-    // Whoever is taken is deleted even if it runs: a lagging region may show one that has ended, of the same name.
+    // A selected instance is deleted even if it runs. A lagging region may still show an ended instance with the same
+    // id.
     let statement = queries::INSTANCES_TO_CLEAN.statement().in_pages_of(PAGE).authoritative();
     let mut pages = engine.store.container_pages(statement, engine.per_page())?;
     let (mut rows, mut fitting): (Vec<InstanceRow>, usize) = (Vec::new(), 0);
     while let Some(page) = pages.next().await? {
         let page: Rows<InstanceRow> = page;
         rows.extend(page.readable().into_iter().filter(|row| {
-            let fits = fits(row) && takes(filter, row);
-            // A marked one may be gone already, and takes nobody's place.
+            let fits = fits(row) && matches_filter(filter, row);
+            // A prepared instance may be deleted already, so it does not count towards the limit.
             fitting += usize::from(fits && row.deleting.is_none());
             fits || row.deleting.is_some()
         }));
@@ -247,8 +251,8 @@ async fn oldest(
     Ok(rows)
 }
 
-/// Whether the filter takes an instance by the time of its end.
-fn takes(filter: &InstanceFilter, row: &InstanceRow) -> bool {
+/// Whether the filter selects an instance by the time of its end.
+fn matches_filter(filter: &InstanceFilter, row: &InstanceRow) -> bool {
     filter.completed_before.is_none_or(|before| row.completed_at.is_some_and(|ended| ended < before))
 }
 
@@ -256,14 +260,14 @@ fn limit(filter: &InstanceFilter) -> usize {
     filter.limit.unwrap_or(DEFAULT_LIMIT) as usize
 }
 
-/// Those of the candidates that the filter takes, up to its limit, as they were then.
-pub(crate) async fn chosen(
+/// The candidates that the filter selects, up to its limit, with their incarnations.
+pub(crate) async fn select(
     engine: &Arc<Engine>,
     candidates: Vec<InstanceRow>,
     filter: &InstanceFilter,
     fits: impl Fn(&InstanceRow) -> bool,
 ) -> Result<Vec<(String, Incarnation)>, StoreError> {
-    let fitting = candidates.into_iter().filter(|row| fits(row) && takes(filter, row)).collect();
+    let fitting = candidates.into_iter().filter(|row| fits(row) && matches_filter(filter, row)).collect();
     let visible = visible(engine, fitting, engine.deadline()).await?;
     Ok(visible.iter().filter_map(|row| Some((row.id()?, row.incarnation.clone()))).take(limit(filter)).collect())
 }

@@ -1,4 +1,4 @@
-//! Time, and the order in which things went in.
+//! The clock, and sequence keys that order messages.
 
 use super::Randomness;
 use std::{
@@ -10,10 +10,10 @@ use std::{
 /// Milliseconds since the Unix epoch.
 pub(crate) type Millis = u64;
 
-/// Where the time of day comes from: the system, or a function.
+/// The source of the time of day: the system clock, or a function.
 ///
-/// Locks expire and timers fire by it. How long something takes goes by tokio's clock instead: a test that pauses that one
-/// gives a clock that follows it.
+/// Locks expire and timers fire by this clock. Durations are measured by tokio's clock instead. A test that pauses
+/// tokio's clock can supply a clock that follows it.
 ///
 /// ```
 /// use duroxide_cosmos::Clock;
@@ -38,18 +38,19 @@ enum ClockSource {
 }
 
 impl Clock {
-    /// The system's clock.
+    /// The system clock.
     pub fn system() -> Self {
         Self(ClockSource::System)
     }
 
-    /// A clock that tells what `now` returns, in milliseconds since the Unix epoch: for tests and simulations. It may step
-    /// back, as the system's does.
+    /// A clock that reads `now`, in milliseconds since the Unix epoch, for tests and simulations. The time may step
+    /// back, as the system clock does.
     pub fn from_fn(now: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
         Self(ClockSource::Given(Arc::new(now)))
     }
 
-    /// The present, in milliseconds since the Unix epoch.
+    /// The current time, in milliseconds since the Unix epoch.
+    #[allow(clippy::disallowed_methods, reason = "the only place that reads the system clock")]
     pub fn now(&self) -> u64 {
         match &self.0 {
             ClockSource::System => millis(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()),
@@ -57,7 +58,7 @@ impl Clock {
         }
     }
 
-    /// The moment after `duration` from now.
+    /// The time `duration` from now.
     pub(crate) fn after(&self, duration: Duration) -> Millis {
         self.now().saturating_add(millis(duration))
     }
@@ -72,8 +73,8 @@ impl fmt::Debug for Clock {
     }
 }
 
-/// Some 140,000 years. The service keeps whole numbers up to 2^53 only. The present and this together are less, and less
-/// than the `due` of a deferred message.
+/// About 140,000 years. Cosmos DB stores whole numbers exactly up to 2^53. The current time plus this is below that
+/// limit, and below the `due` of a deferred message.
 const LONGEST: Millis = 1 << 52;
 
 /// A duration in whole milliseconds, at most [`LONGEST`].
@@ -81,13 +82,13 @@ pub(crate) fn millis(duration: Duration) -> Millis {
     u64::try_from(duration.as_millis()).map_or(LONGEST, |millis| millis.min(LONGEST))
 }
 
-/// A moment that comes from the application, such as that of a timer, as the service can keep it.
+/// A time that the application chose, such as that of a timer, limited to the times that Cosmos DB stores exactly.
 pub(crate) fn storable(moment: Millis) -> Millis {
     moment.min(LONGEST)
 }
 
-/// Hands out sequence keys: strings that sort in the order in which they were made, also within one millisecond and when
-/// the clock steps back. Keys of two processes sort by their clocks.
+/// Makes sequence keys: strings that sort in the order in which this process made them. The order holds within one
+/// millisecond, and if the clock steps back. Keys of two processes sort by their clocks.
 pub(crate) struct Sequencer {
     clock: Clock,
     process: String,
@@ -122,7 +123,7 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     #[test]
-    fn a_duration_without_end_is_a_moment_that_the_service_can_keep() {
+    fn an_endless_duration_becomes_a_time_that_cosmos_db_stores_exactly() {
         let clock = Clock::from_fn(|| 4_102_444_800_000);
         let deferred = crate::model::MessageDocument::DEFERRED;
         assert!(clock.after(Duration::MAX) < deferred && storable(u64::MAX) < deferred);

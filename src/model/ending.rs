@@ -1,12 +1,13 @@
-//! How and when a root instance has ended, as one text that sorts by time within each way of ending: what retention asks for.
+//! How and when a root instance ended, as one text. Texts of the same ending sort by time, so retention can query a
+//! range.
 
 use super::{status, Millis};
 use duroxide::{AppErrorKind, ErrorDetails, Event, EventKind};
 
-/// Ends a text whose time is the service's.
+/// The last character of a text whose time is Cosmos DB's.
 const PROVED: char = 's';
 
-/// How an instance has ended.
+/// How an instance ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
     Completed,
@@ -15,7 +16,7 @@ pub(crate) enum Ending {
 }
 
 impl Ending {
-    /// How a turn that leaves this status with these events has ended its instance, if it has for good.
+    /// The ending of an instance after a turn with this status and these events. An instance that continues has none.
     pub(crate) fn of(status: &str, events: &[Event]) -> Option<Self> {
         let is_cancelled = |event: &Event| {
             let EventKind::OrchestrationFailed { details } = &event.kind else { return false };
@@ -37,23 +38,23 @@ impl Ending {
         }
     }
 
-    /// That it was then, by the clock of the process that says so.
+    /// The text for an end at this time, by the clock of a worker.
     pub(crate) fn at(self, time: Millis) -> String {
         format!("{}{time:015}", self.letter())
     }
 
-    /// That it was then, by the service's time. It sorts like a time by any other clock.
+    /// The text for an end at this time, by Cosmos DB's clock. It sorts like a time of any other clock.
     pub(crate) fn proved_at(self, time: Millis) -> String {
         format!("{}{PROVED}", self.at(time))
     }
 
-    /// A text as it is with another time, by the service's clock.
+    /// The text with another time, by Cosmos DB's clock.
     pub(crate) fn proved(text: &str, time: Millis) -> String {
         let letter = text.chars().next().unwrap_or_default();
         format!("{letter}{time:015}{PROVED}")
     }
 
-    /// Whether a text tells a time by the service's clock.
+    /// Whether the time of a text is Cosmos DB's.
     pub(crate) fn is_proved(text: &str) -> bool {
         text.ends_with(PROVED)
     }
@@ -64,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn endings_sort_by_time_and_not_among_each_other() {
+    fn texts_of_one_ending_sort_by_time_and_apart_from_other_endings() {
         let (early, late) = (Ending::Completed.at(999), Ending::Completed.at(1_763_256_000_000));
         assert!(
             early < late && late < Ending::Failed.at(0) && Ending::Failed.at(u64::MAX >> 20) < Ending::Cancelled.at(0)
@@ -72,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_of_the_service_sorts_like_any_other() {
+    fn a_time_of_cosmos_db_sorts_like_any_other() {
         let proved = Ending::Failed.proved_at(5);
         assert!(Ending::is_proved(&proved) && !Ending::is_proved(&Ending::Failed.at(5)));
         assert!(Ending::Failed.at(5) < proved && proved < Ending::Failed.at(6));
@@ -91,7 +92,7 @@ mod tests {
         assert_eq!(Ending::of("Failed", &[failed(AppErrorKind::OrchestrationFailed)]), Some(Ending::Failed));
         assert_eq!(Ending::of("Failed", &[]), Some(Ending::Failed));
         assert_eq!(Ending::of("Completed", &[]), Some(Ending::Completed));
-        assert_eq!(Ending::of("ContinuedAsNew", &[]), None, "it goes on");
+        assert_eq!(Ending::of("ContinuedAsNew", &[]), None, "the instance continues");
         assert_eq!(Ending::of("Running", &[]), None);
     }
 }

@@ -1,4 +1,4 @@
-//! Which event ids an execution has, in a few numbers: histories are contiguous but for a poison event.
+//! The event ids of an execution, as a few ranges. A history is contiguous except for a poison event.
 
 use serde::{Deserialize, Serialize};
 
@@ -23,7 +23,7 @@ impl EventSet {
         self.0.iter().any(|(first, last)| (*first..=*last).contains(&id))
     }
 
-    /// Adds an id; `false` where it was there.
+    /// Adds an id. Returns `false` if the set already has it.
     pub(crate) fn insert(&mut self, id: u64) -> bool {
         if self.contains(id) {
             return false;
@@ -34,12 +34,12 @@ impl EventSet {
         true
     }
 
-    /// The highest id, 0 where there is none.
+    /// The highest id, or 0 for an empty set.
     pub(crate) fn last(&self) -> u64 {
         self.0.last().map_or(0, |(_, last)| *last)
     }
 
-    /// How many ids there are.
+    /// The number of ids.
     pub(crate) fn len(&self) -> u64 {
         self.0.iter().map(|(first, last)| last - first + 1).sum()
     }

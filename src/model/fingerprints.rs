@@ -1,10 +1,10 @@
-//! What an execution remembers of the messages from outside that it consumed: a few characters of each.
+//! The messages from outside that an execution has consumed. It keeps a few characters of each.
 
 use super::{DocumentId, MessageDocument};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 
-/// Characters of a mark: 48 bits of a random token. It is compared with the fingerprints of one instance only.
+/// Characters of a fingerprint: 48 bits of a random token. It is compared with the fingerprints of one instance only.
 const LENGTH: usize = 12;
 
 /// Fingerprints in the order in which their messages were consumed.
@@ -13,9 +13,9 @@ const LENGTH: usize = 12;
 pub(crate) struct Fingerprints(String);
 
 impl Fingerprints {
-    /// The fingerprints of those messages that came from outside.
+    /// The fingerprints of the messages that came from outside. Other messages have none.
     pub(crate) fn of<'a>(ids: impl Iterator<Item = &'a DocumentId>) -> Self {
-        Self(ids.filter_map(mark).collect())
+        Self(ids.filter_map(fingerprint).collect())
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -31,23 +31,25 @@ impl Fingerprints {
         self.0.push_str(&later.0);
     }
 
-    /// The last `count` of them.
+    /// The last `count` fingerprints.
     pub(crate) fn last(&self, count: usize) -> Self {
         let from = self.0.len().saturating_sub(count * LENGTH);
         Self(self.0.get(from..).unwrap_or_default().to_owned())
     }
 
-    /// Those of `ids` whose message was consumed before.
+    /// The messages of `ids` that were consumed before.
     pub(crate) fn consumed<'a>(&self, ids: impl Iterator<Item = &'a DocumentId>) -> Vec<DocumentId> {
         if self.is_empty() {
             return Vec::new();
         }
         let known: HashSet<&[u8]> = self.0.as_bytes().chunks(LENGTH).collect();
-        ids.filter(|id| mark(id).is_some_and(|mark| known.contains(mark.as_bytes()))).cloned().collect()
+        ids.filter(|id| fingerprint(id).is_some_and(|fingerprint| known.contains(fingerprint.as_bytes())))
+            .cloned()
+            .collect()
     }
 }
 
-fn mark(id: &DocumentId) -> Option<&str> {
+fn fingerprint(id: &DocumentId) -> Option<&str> {
     MessageDocument::outside_token(id)?.get(..LENGTH)
 }
 
@@ -60,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_from_outside_is_known_again_and_nothing_else_is() {
+    fn only_messages_from_outside_are_recognised() {
         let ids =
             [outside("0123456789abcdef"), DocumentId::new("m", &["0123456789abcdef"]), outside("fedcba9876543210")];
         let fingerprints = Fingerprints::of(ids.iter());
@@ -71,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_few_are_kept_in_order() {
+    fn the_last_fingerprints_keep_their_order() {
         let mut fingerprints = Fingerprints::of([outside("aaaaaaaaaaaa"), outside("bbbbbbbbbbbb")].iter());
         fingerprints.extend(&Fingerprints::of([outside("cccccccccccc")].iter()));
         assert_eq!(serde_json::to_string(&fingerprints.last(2)).unwrap(), "\"bbbbbbbbbbbbcccccccccccc\"");

@@ -1,11 +1,11 @@
-//! The documents of the fleet: who is there, the bell that each can be woken with, and what one has worked out for all.
+//! The documents of the fleet: the workers, their wake-up documents, and results that one worker computes for all.
 
 use super::{kind, DocumentId, Millis, Partition, Slot, SlotRange};
 use duroxide::providers::{DispatcherCapabilityFilter, TagFilter};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// A process that looks for work. Who is alive is judged by the service's own clock.
+/// A worker: a process that looks for work. Other workers judge by Cosmos DB's clock whether it is alive.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct MemberDocument {
@@ -13,48 +13,48 @@ pub(crate) struct MemberDocument {
     pub(crate) instance_id: Partition,
     #[serde(rename = "type")]
     pub(crate) kind: String,
-    /// The name of its bell.
+    /// The name of the worker. Its wake-up document has the same name.
     pub(crate) member: String,
-    /// Present while somebody there waits for turns.
+    /// Present while a dispatcher of the worker fetches turns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) turns: Option<Capabilities<Versions>>,
-    /// Present while somebody there waits for activities.
+    /// Present while a dispatcher of the worker fetches activities.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) work: Option<Capabilities<Tags>>,
-    /// As whom its workers own sessions.
+    pub(crate) activities: Option<Capabilities<Tags>>,
+    /// The owner ids under which the worker holds sessions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) owners: Vec<String>,
-    /// When the service last took it, in seconds.
+    /// Cosmos DB's time of the last write of the document, in seconds.
     #[serde(rename = "_ts", default, skip_serializing)]
     pub(crate) renewed: u64,
 }
 
-/// What a member takes of a queue, and which slots it looks after.
+/// The work that a worker takes from a queue, and the slots that it polls.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Capabilities<N> {
     pub(crate) need: N,
     pub(crate) slots: SlotRange,
 }
 
-/// What dispatchers take of a queue.
+/// The work that dispatchers take from a queue.
 pub(crate) trait Need: Clone + PartialEq {
-    /// What this one and another take together, or a little more: it only decides who is told of what.
+    /// The union of both, or a little more. It only selects the workers that receive a wake-up.
     fn and(self, other: Self) -> Self;
 }
 
-/// The versions of duroxide whose turns a process can run; none where it runs all.
+/// The versions of duroxide whose turns a worker can run. `None` stands for all versions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Versions(pub(crate) Option<(String, String)>);
 
-/// The activities that a process runs.
+/// The activities that a worker runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Tags {
-    /// All of them, whatever their tag.
+    /// All activities, whatever their tag.
     pub(crate) any: bool,
-    /// Those without a tag.
+    /// Activities without a tag.
     pub(crate) untagged: bool,
-    /// Those with one of these.
+    /// Activities with one of these tags.
     pub(crate) tags: BTreeSet<String>,
 }
 
@@ -74,7 +74,7 @@ impl MemberDocument {
             kind: kind::MEMBER.to_owned(),
             member: member.to_owned(),
             turns: None,
-            work: None,
+            activities: None,
             owners: Vec::new(),
             renewed: 0,
         }
@@ -82,7 +82,7 @@ impl MemberDocument {
 }
 
 impl From<Option<&DispatcherCapabilityFilter>> for Versions {
-    /// Of the capability filter only the first range counts.
+    /// Only the first range of the capability filter counts.
     fn from(filter: Option<&DispatcherCapabilityFilter>) -> Self {
         let range = filter.and_then(|filter| filter.supported_duroxide_versions.first());
         Self(range.map(|range| (range.min.to_string(), range.max.to_string())))
@@ -107,7 +107,7 @@ impl Need for Tags {
 }
 
 impl Versions {
-    /// Whether a turn pinned to this version can be run.
+    /// Whether the worker can run a turn that is pinned to this version.
     pub(crate) fn run(&self, pinned: Option<&semver::Version>) -> bool {
         let parse = |version: &String| semver::Version::parse(version).ok();
         match (&self.0, pinned) {
@@ -134,7 +134,7 @@ impl From<&TagFilter> for Tags {
 }
 
 impl Tags {
-    /// Whether an activity with this tag is run.
+    /// Whether the worker runs an activity with this tag.
     pub(crate) fn run(&self, tag: Option<&str>) -> bool {
         match tag {
             _ if self.any => true,
@@ -144,7 +144,8 @@ impl Tags {
     }
 }
 
-/// What wakes a member: looked at several times a second, so it is small and alone in its partition. Each ring replaces it.
+/// The wake-up document of a worker. The worker reads it several times a second, so it is small and alone in its
+/// partition. Each wake-up replaces it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct WakeupDocument {
@@ -152,49 +153,50 @@ pub(crate) struct WakeupDocument {
     pub(crate) instance_id: Partition,
     #[serde(rename = "type")]
     pub(crate) kind: String,
-    /// Different with every ring.
-    pub(crate) ring: String,
-    /// Who rang.
+    /// The id of the last wake-up.
+    pub(crate) wakeup_id: String,
+    /// The sender of the last wake-up.
     pub(crate) from: String,
-    /// Where there is something to take.
+    /// The slots that have new turns.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(crate) turns: BTreeSet<Slot>,
+    /// The slots that have new activities.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    pub(crate) work: BTreeSet<Slot>,
-    /// Where there are more activities than those who know of them can run soon.
+    pub(crate) activities: BTreeSet<Slot>,
+    /// The slots that have more activities than the workers that know of them can start soon.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(crate) help: BTreeSet<Slot>,
-    /// Somebody has come or gone.
+    /// Whether a worker has joined or left.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) list: bool,
 }
 
 impl WakeupDocument {
     pub(crate) fn partition(member: &str) -> Partition {
-        Partition::bell(member)
+        Partition::wakeup(member)
     }
 
     pub(crate) fn document_id() -> DocumentId {
         DocumentId::new("wakeup", &[])
     }
 
-    /// A bell that nobody has rung yet.
-    pub(crate) fn new(member: &str, from: &str, ring: String) -> Self {
+    /// A document without a wake-up.
+    pub(crate) fn new(member: &str, from: &str, wakeup_id: String) -> Self {
         Self {
             id: Self::document_id(),
             instance_id: Self::partition(member),
             kind: kind::WAKEUP.to_owned(),
-            ring,
+            wakeup_id,
             from: from.to_owned(),
             turns: BTreeSet::new(),
-            work: BTreeSet::new(),
+            activities: BTreeSet::new(),
             help: BTreeSet::new(),
             list: false,
         }
     }
 }
 
-/// What one process has worked out for all.
+/// A result that one worker computed for all workers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct SharedResult<T> {
@@ -202,9 +204,9 @@ pub(crate) struct SharedResult<T> {
     pub(crate) instance_id: Partition,
     #[serde(rename = "type")]
     pub(crate) kind: String,
-    /// When, by the clock of the one that did.
+    /// The time of the computation, by the clock of the worker that computed it.
     pub(crate) at: Millis,
-    pub(crate) answer: T,
+    pub(crate) result: T,
 }
 
 impl<T> SharedResult<T> {
@@ -216,9 +218,9 @@ impl<T> SharedResult<T> {
         DocumentId::new("sharedResult", &[name])
     }
 
-    pub(crate) fn new(name: &str, at: Millis, answer: T) -> Self {
+    pub(crate) fn new(name: &str, at: Millis, result: T) -> Self {
         let (id, instance_id) = (Self::document_id(name), Self::partition());
-        Self { id, instance_id, kind: kind::SHARED_RESULT.to_owned(), at, answer }
+        Self { id, instance_id, kind: kind::SHARED_RESULT.to_owned(), at, result }
     }
 }
 
@@ -228,10 +230,10 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn two_that_take_different_things_take_both_together() {
+    fn the_union_of_two_needs_takes_the_work_of_both() {
         let range = |min: &str, max: &str| Versions(Some((min.to_owned(), max.to_owned())));
         assert_eq!(range("0.1.9", "0.1.20").and(range("0.1.10", "0.2.0")), range("0.1.9", "0.2.0"));
-        assert_eq!(range("0.1.0", "0.2.0").and(Versions(None)), Versions(None), "one of them runs all");
+        assert_eq!(range("0.1.0", "0.2.0").and(Versions(None)), Versions(None), "one of them runs all versions");
         let tags = |names: &[&str]| TagFilter::Tags(names.iter().map(|name| (*name).to_owned()).collect());
         let both = Tags::from(&tags(&["gpu"])).and(Tags::from(&TagFilter::DefaultOnly));
         assert!(both.run(Some("gpu")) && both.run(None) && !both.run(Some("cpu")));
@@ -239,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_filter_takes_is_what_its_document_says() {
+    fn a_document_takes_the_same_tags_as_its_filter() {
         let tags = |names: &[&str]| -> HashSet<String> { names.iter().map(|name| (*name).to_owned()).collect() };
         let filters = [
             TagFilter::Any,

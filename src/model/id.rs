@@ -1,16 +1,18 @@
-//! Document ids that are legal wherever Cosmos DB looks at them.
+//! Document ids that are legal in every place where Cosmos DB uses them.
 //!
-//! Invariant: a [`DocumentId`] that we make holds only ASCII letters, digits, `_`, `-`, `~` and `:`, is never empty and never
-//! longer than [`MAX_BYTES`]. What a user names goes through [`encode`], which is injective: two different names never share
-//! an id.
+//! Invariants:
+//!
+//! - A [`DocumentId`] that this crate makes contains only ASCII letters, digits, `_`, `-`, `~` and `:`.
+//! - It is never empty and never longer than [`MAX_BYTES`].
+//! - Names that a user chooses go through [`encode`], which is injective: two different names never share an id.
 
 use sha2::{Digest, Sha256};
 use std::fmt;
 
-/// The service's limit on an item id, in bytes.
+/// Cosmos DB's limit for an item id, in bytes.
 pub(crate) const MAX_BYTES: usize = 1_023;
 
-/// Longer encodings are replaced by a digest, so that an id may hold several parts.
+/// The largest encoding of a name. A digest replaces a longer one, so that an id can hold several parts.
 const MAX_ENCODED: usize = 240;
 
 /// The id of a document: unique within its partition, legal by construction.
@@ -19,7 +21,7 @@ const MAX_ENCODED: usize = 240;
 pub(crate) struct DocumentId(String);
 
 impl DocumentId {
-    /// An id made of a kind and parts that are numbers, tokens or [`encode`]d names.
+    /// An id from a kind and its parts. A part is a number, a token or an [`encode`]d name.
     pub(crate) fn new(kind: &'static str, parts: &[&str]) -> Self {
         let mut id = String::from(kind);
         for part in parts {
@@ -30,12 +32,12 @@ impl DocumentId {
         Self(id)
     }
 
-    /// The id of a document that somebody else may have put there: the service accepts more than we make.
+    /// The id of a document that another program may have written. Cosmos DB accepts more ids than this crate makes.
     pub(crate) fn of_any<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         serde::Deserialize::deserialize(deserializer).map(Self)
     }
 
-    /// The id as the service sees it.
+    /// The id as Cosmos DB sees it.
     pub(crate) fn as_str(&self) -> &str {
         &self.0
     }
@@ -79,10 +81,12 @@ fn check(id: &str) -> Result<(), String> {
     }
 }
 
-/// Encodes a name that a user chose, of any characters and length, as a part of an id.
+/// Encodes a name of any characters and length as a part of an id.
 ///
-/// Letters, digits, `_` and `-` register for themselves, every other byte is `~` and two hex digits, and the empty name is a
-/// single `~`. A name whose encoding would be long is `~h` and its SHA-256; `h` is no hex digit, so the forms can't meet.
+/// - Letters, digits, `_` and `-` stay as they are.
+/// - Every other byte becomes `~` and two hex digits.
+/// - The empty name becomes a single `~`.
+/// - A name with a long encoding becomes `~h` and its SHA-256. `h` is no hex digit, so the forms cannot collide.
 pub(crate) fn encode(name: &str) -> String {
     const HEX: &[u8; 16] = b"0123456789abcdef";
     if name.is_empty() {
@@ -144,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_with_what_the_service_refuses_is_refused() {
+    fn an_id_that_cosmos_db_refuses_is_refused() {
         for bad in ["", "a/b", "a\\b", "a?b", "a#b", "ü"] {
             assert!(DocumentId::try_from(bad.to_owned()).is_err(), "{bad:?}");
         }

@@ -1,12 +1,16 @@
-//! A message inside the instance's document: it was written with the claim of the turn that takes it, and needs no document of its own.
+//! A message inside the instance's document. It is written together with the claim of its turn and needs no document of
+//! its own.
 //!
-//! SPEC.md, "Enclosed messages", has the invariants: it is in the queue, it is seen by its instance's `due`, and whoever takes the lock off
-//! without a commit writes it out.
+//! `docs/design/inline-claims.md` has the invariants:
+//!
+//! - the message is part of the queue;
+//! - a poll finds it by the `due` of its instance;
+//! - a worker that releases the lock without a commit writes the message as a document of its own.
 
 use super::{DocumentId, InstanceDocument, MessageDocument, Millis, Unknown};
 use serde::{Deserialize, Serialize};
 
-/// A message, without what its instance's document says already.
+/// A message without the fields that the instance's document already has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct InlinedMessage {
@@ -29,12 +33,13 @@ pub(crate) struct InlinedMessage {
 }
 
 impl InlinedMessage {
-    /// A larger one has a document of its own: renewals would pay for it again and again.
+    /// The largest inlined message, in bytes. Each renewal would write a larger one again.
     const MAX_BYTES: usize = 4 * 1024;
 }
 
 impl InstanceDocument {
-    /// Puts a message into it; `false` where that is too large. It is locked, or due, next.
+    /// Puts a message into the document. Returns `false` if the message is too large or has attempts. The caller then
+    /// locks the instance or sets its `due`.
     pub(crate) fn inline_message(&mut self, message: &MessageDocument) -> bool {
         if message.item.len() > InlinedMessage::MAX_BYTES || message.attempts > 0 {
             return false;
@@ -43,27 +48,27 @@ impl InstanceDocument {
             message.clone();
         let inlined =
             InlinedMessage { id, due, seq, created_at, starts, delivered, incarnation, sender, item, unknown };
-        self.inlined = Some(Box::new(inlined));
+        self.waiting.inlined = Some(Box::new(inlined));
         true
     }
 
-    /// Whether this message is in it.
+    /// Whether the document holds this message.
     pub(crate) fn has_inlined(&self, id: &DocumentId) -> bool {
-        self.inlined.as_ref().is_some_and(|inlined| &inlined.id == id)
+        self.waiting.inlined.as_ref().is_some_and(|inlined| &inlined.id == id)
     }
 
-    /// The message that is in it.
+    /// The inlined message.
     pub(crate) fn inlined_message(&self) -> Option<MessageDocument> {
         let InlinedMessage { id, due, seq, created_at, starts, delivered, incarnation, sender, item, unknown } =
-            *self.inlined.clone()?;
+            *self.waiting.inlined.clone()?;
         let message = MessageDocument::with_item(self.instance_id.clone(), id, item, seq, created_at, due);
         Some(MessageDocument { starts, delivered, incarnation, sender, unknown, ..message })
     }
 
-    /// Takes the message out: it is consumed, or written as a document of its own in the same batch.
+    /// Removes the inlined message. The same batch consumes it, or writes it as a document of its own.
     pub(crate) fn take_inlined(&mut self) -> Option<MessageDocument> {
         let message = self.inlined_message()?;
-        self.inlined = None;
+        self.waiting.inlined = None;
         if !self.needs_recovery() {
             self.due = None;
         }
@@ -90,25 +95,25 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_out_is_what_was_put_in_after_a_trip_to_the_service() {
+    fn an_inlined_message_comes_back_unchanged_after_a_round_trip() {
         let (mut document, message) = (instance(), message(10));
         assert!(document.inline_message(&message));
-        document.hold("token", 1_000);
-        assert_eq!(document.due, Some(1_000), "it is looked at as soon as the lock has ended");
+        document.lock("token", 1_000);
+        assert_eq!(document.due, Some(1_000), "a poll finds it as soon as the lock has ended");
         let text = serde_json::to_string(&document).unwrap();
         let mut again: InstanceDocument = serde_json::from_str(&text).unwrap();
         assert!(again.has_inlined(&message.id) && again.needs_recovery());
         let out = again.take_inlined().unwrap();
         assert_eq!(serde_json::to_value(&out).unwrap(), serde_json::to_value(&message).unwrap());
-        assert!(again.inlined.is_none() && again.take_inlined().is_none());
+        assert!(again.waiting.inlined.is_none() && again.take_inlined().is_none());
     }
 
     #[test]
-    fn an_instance_that_runs_is_not_due_any_more_once_the_message_is_out() {
+    fn a_running_instance_without_its_inlined_message_is_not_due() {
         let mut document = instance();
-        document.status = Some("Running".to_owned());
+        document.current.status = Some("Running".to_owned());
         document.inline_message(&message(10));
-        document.hold("token", 1_000);
+        document.lock("token", 1_000);
         assert_eq!(document.due, Some(1_000));
         document.take_inlined();
         assert_eq!(document.due, None);
@@ -118,6 +123,6 @@ mod tests {
     fn a_large_message_has_a_document_of_its_own() {
         let mut document = instance();
         assert!(!document.inline_message(&message(InlinedMessage::MAX_BYTES)));
-        assert!(document.inlined.is_none());
+        assert!(document.waiting.inlined.is_none());
     }
 }

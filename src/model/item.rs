@@ -1,12 +1,12 @@
-//! What the provider must know of duroxide's work items and events: whose they are, when they become visible, what they schedule.
+//! Properties of duroxide's work items and events: the target instance, the visibility time, the scheduled activity.
 
 use super::{clock::storable, Millis};
 use duroxide::{providers::WorkItem, Event, EventKind};
 
-/// The event that poisons an execution has this id, whatever is before it.
+/// The id of the event that poisons an execution, whatever events precede it.
 pub(crate) const POISON_EVENT_ID: u64 = 99_999;
 
-/// The instance whose queue an orchestrator message goes to; nothing for an activity.
+/// The instance whose queue receives a message. An activity has none.
 pub(crate) fn target(item: &WorkItem) -> Option<&str> {
     match item {
         WorkItem::StartOrchestration { instance, .. }
@@ -24,12 +24,12 @@ pub(crate) fn target(item: &WorkItem) -> Option<&str> {
     }
 }
 
-/// A message that can begin an instance or an execution.
+/// Whether a message can start an instance or an execution.
 pub(crate) fn starts(item: &WorkItem) -> bool {
     matches!(item, WorkItem::StartOrchestration { .. } | WorkItem::ContinueAsNew { .. })
 }
 
-/// When a message becomes visible if nobody delays it.
+/// The time when a message becomes visible, unless the caller delays it.
 pub(crate) fn visible_at(item: &WorkItem, now: Millis) -> Millis {
     match item {
         WorkItem::TimerFired { fire_at_ms, .. } => storable(*fire_at_ms),
@@ -37,7 +37,7 @@ pub(crate) fn visible_at(item: &WorkItem, now: Millis) -> Millis {
     }
 }
 
-/// The activity that an event has scheduled.
+/// The activity that an event schedules.
 pub(crate) fn scheduled(instance: &str, execution: u64, event: &Event) -> Option<WorkItem> {
     let EventKind::ActivityScheduled { name, input, session_id, tag } = &event.kind else { return None };
     Some(WorkItem::ActivityExecute {

@@ -3,36 +3,36 @@
 use super::SlotRange;
 use std::fmt::Debug;
 
-/// Where a process stands among those that take the same things from the same queue.
+/// The position of a worker among the workers that take the same work from the same queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemberPosition {
-    /// How many come before it, in the order of their names.
+    /// The number of workers before it, in the order of their names.
     pub position: usize,
-    /// How many there are, with it.
+    /// The number of all workers, including this one.
     pub members: usize,
 }
 
 impl MemberPosition {
-    /// The place at `position` among so many.
+    /// The worker at `position` among `members` workers.
     pub fn new(position: usize, members: usize) -> Self {
         Self { position, members }
     }
 }
 
-/// Says which slots a process looks after.
+/// Assigns slots to a worker. A worker polls its own slots first.
 ///
-/// The default, [`EqualShares`], cuts all slots into as many parts as there are members. An application that knows its own
-/// sharding, such as one whose replicas each have an ordinal, can say it better. Slots of an instance are told by
-/// [`Slot::of_instance`](crate::Slot::of_instance).
+/// The default, [`EqualShares`], divides all slots equally among the workers. An application that knows its own
+/// sharding can assign slots itself, for example by the ordinal of each replica.
+/// [`Slot::of_instance`](crate::Slot::of_instance) returns the slot of an instance.
 ///
-/// It is called on a thread of its own. While a call panics or takes longer than half a second, the provider keeps the last answer,
-/// or takes that of [`EqualShares`] before the first, and logs a warning once a minute.
+/// The provider calls it on a separate thread. If a call panics or takes longer than half a second, the provider uses
+/// the previous result, or [`EqualShares`] before the first result. It logs a warning once a minute.
 ///
 /// ```
 /// use duroxide_cosmos::{CosmosDBProviderConfig, LeaseProvider, MemberPosition, SlotRange};
 ///
-/// /// A replica of a stateful set, which knows how many there are without asking.
+/// /// A replica of a stateful set, which knows the number of replicas.
 /// #[derive(Debug)]
 /// struct Replica {
 ///     ordinal: usize,
@@ -40,7 +40,7 @@ impl MemberPosition {
 /// }
 ///
 /// impl LeaseProvider for Replica {
-///     fn slots(&self, _place: MemberPosition) -> SlotRange {
+///     fn slots(&self, _position: MemberPosition) -> SlotRange {
 ///         SlotRange::part(self.ordinal, self.replicas)
 ///     }
 /// }
@@ -48,16 +48,16 @@ impl MemberPosition {
 /// let config = CosmosDBProviderConfig::default().with_leases(Replica { ordinal: 2, replicas: 4 });
 /// ```
 pub trait LeaseProvider: Debug + Send + Sync {
-    /// The slots that this process looks after, asked again whenever the list of members was read.
-    fn slots(&self, place: MemberPosition) -> SlotRange;
+    /// The slots of this worker. The provider calls it whenever it has read the list of workers.
+    fn slots(&self, position: MemberPosition) -> SlotRange;
 }
 
-/// The same share for each member.
+/// Divides the slots equally among the workers.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EqualShares;
 
 impl LeaseProvider for EqualShares {
-    fn slots(&self, place: MemberPosition) -> SlotRange {
-        SlotRange::part(place.position, place.members)
+    fn slots(&self, position: MemberPosition) -> SlotRange {
+        SlotRange::part(position.position, position.members)
     }
 }

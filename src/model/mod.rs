@@ -1,4 +1,5 @@
-//! Documents and their names. Nothing here does I/O.
+//! The documents of the container, their ids, the clock and the slots. Nothing here does I/O or uses another module of
+//! the crate.
 
 pub(crate) mod clock;
 pub(crate) mod documents;
@@ -14,8 +15,6 @@ pub(crate) mod operation;
 pub(crate) mod partition;
 pub(crate) mod randomness;
 pub(crate) mod slot;
-#[cfg(test)]
-mod sources;
 mod unknown;
 
 pub use clock::Clock;

@@ -5,25 +5,26 @@ use azure_core::http::Etag;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// The service's limit on the operations of a batch.
+/// Cosmos DB's limit for the operations of a batch.
 pub(crate) const MAX_OPERATIONS: usize = 100;
-/// The service's limit on a document, and on a batch as a whole, is 2 MB. What we count leaves room for what the service
-/// and the SDK add around a document: system properties, status codes, commas.
+/// The largest size of a document or a batch, in bytes. Cosmos DB's limit is 2 MB. The rest is room for additions of
+/// Cosmos DB and the SDK: system properties, status codes, commas.
 pub(crate) const MAX_BYTES: usize = 2 * 1024 * 1024 - 64 * 1024;
-/// A document must also fit when it is staged inside another one, next to the operation that fences it.
+/// The largest document. It must also fit when it is staged inside another document, next to the operation that fences
+/// it.
 pub(crate) const MAX_DOCUMENT_BYTES: usize = MAX_BYTES - 16 * 1024;
 
 /// One operation of a batch. It can be stored, for a turn that does not fit one batch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "camelCase")]
 pub(crate) enum Operation {
-    /// Fails with 409 where the document is there.
+    /// Fails with 409 if the document exists.
     Create { document: Value },
-    /// Creates or replaces, whatever is there.
+    /// Creates or replaces the document.
     Upsert { document: Value },
-    /// Fails with 404 where the document is missing, with 412 where it isn't as `if_match` says.
+    /// Fails with 404 if the document is missing, and with 412 if its ETag is not `if_match`.
     Replace { id: DocumentId, document: Value, if_match: Option<String> },
-    /// Fails with 404 where the document is missing, with 412 where it isn't as `if_match` says.
+    /// Fails with 404 if the document is missing, and with 412 if its ETag is not `if_match`.
     Delete { id: DocumentId, if_match: Option<String> },
 }
 
@@ -38,7 +39,7 @@ impl Operation {
         Ok(Self::Upsert { document: serde_json::to_value(document)? })
     }
 
-    /// An operation that replaces `document` where it is as `if_match` says.
+    /// An operation that replaces a document, if its ETag is `if_match`.
     pub(crate) fn replace(
         id: DocumentId,
         document: &impl Serialize,
@@ -48,14 +49,14 @@ impl Operation {
         Ok(Self::Replace { id, document: serde_json::to_value(document)?, if_match })
     }
 
-    /// An operation that deletes a document where it is as `if_match` says.
+    /// An operation that deletes a document, if its ETag is `if_match`.
     pub(crate) fn delete(id: DocumentId, if_match: Option<&Etag>) -> Self {
         Self::Delete { id, if_match: if_match.map(ToString::to_string) }
     }
 
-    /// The bytes that this operation adds to a batch: the service counts ids and conditions as well as documents.
+    /// The bytes that this operation adds to a batch. Cosmos DB counts ids and conditions as well as documents.
     pub(crate) fn size(&self) -> usize {
-        // The names of the fields around them, with quotes and commas. An ETag's own quotes are escaped.
+        // The field names around the document, with quotes and commas. The quotes of an ETag are escaped.
         const ENVELOPE: usize = 96;
         let document = match self {
             Self::Create { document } | Self::Upsert { document } | Self::Replace { document, .. } => size_of(document),
@@ -81,10 +82,10 @@ impl Operation {
     }
 }
 
-/// The bytes of a document, or of a text in one, as they are sent: as JSON. Serialising into a counter costs no memory.
+/// The size of a document, or of a text in one, as JSON. Serialising into a counter needs no memory.
 pub(crate) fn size_of(sent: &impl Serialize) -> usize {
     let mut counter = ByteCounter(0);
-    // Values and texts always serialise, and the counter takes everything.
+    // Values and texts always serialise, and `ByteCounter` accepts every byte.
     let _ = serde_json::to_writer(&mut counter, sent);
     counter.0
 }

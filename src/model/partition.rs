@@ -1,12 +1,12 @@
-//! Partition key values: one for each instance, and a few of our own.
+//! Partition key values: one for each instance and each session, and a few for the provider itself.
 //!
-//! Invariant: the mapping from instances, sessions and system documents to partition key values is injective. Values that
-//! begin with `$` are ours; an instance whose own name begins with `$` is moved to `$i:`.
+//! Invariant: the mapping from instances, sessions and system documents to partition key values is injective. Values
+//! that begin with `$` belong to the provider. An instance whose id begins with `$` is moved to `$i:`.
 
 use super::id::digest;
 use std::fmt;
 
-/// The service's limit on a partition key value, in bytes (with a version 2 partition key).
+/// Cosmos DB's limit for a partition key value, in bytes (with a version 2 partition key).
 pub(crate) const MAX_BYTES: usize = 2_048;
 
 /// The value of a partition key.
@@ -14,7 +14,7 @@ pub(crate) const MAX_BYTES: usize = 2_048;
 #[serde(transparent)]
 pub(crate) struct Partition(String);
 
-/// An instance whose name does not fit a partition key.
+/// An instance id that does not fit a partition key.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
     "the instance id has {bytes} bytes, but Cosmos DB takes at most {MAX_BYTES} in a partition key: choose a shorter id"
@@ -33,7 +33,7 @@ impl Partition {
         Ok(Self(value))
     }
 
-    /// The partition of a session, which belongs to no instance. A long name is replaced by its digest.
+    /// The partition of a session, which belongs to no instance. A digest replaces a long session id.
     pub(crate) fn session(id: &str) -> Self {
         if id.len() > 1_024 {
             return Self(format!("$h:{}", digest(id)));
@@ -41,22 +41,22 @@ impl Partition {
         Self(format!("$s:{id}"))
     }
 
-    /// A partition of our own, for documents that belong to the container as a whole.
+    /// A partition for documents that belong to the container as a whole.
     pub(crate) fn system(name: &'static str) -> Self {
         Self(format!("$d:{name}"))
     }
 
-    /// A partition for what a check of the account writes and removes again.
+    /// A partition for documents that a check of the account writes and deletes.
     pub(crate) fn scratch(name: &str) -> Self {
         Self(format!("$c:{name}"))
     }
 
-    /// The partition of a member's bell.
-    pub(crate) fn bell(member: &str) -> Self {
+    /// The partition of a worker's wake-up document.
+    pub(crate) fn wakeup(member: &str) -> Self {
         Self(format!("$b:{member}"))
     }
 
-    /// The instance that this partition belongs to, or nothing where it is one of ours.
+    /// The instance of this partition. A partition of a session or of the provider has none.
     pub(crate) fn instance_id(&self) -> Option<&str> {
         if self.0.starts_with('$') {
             return self.0.strip_prefix("$i:");
@@ -64,7 +64,7 @@ impl Partition {
         Some(&self.0)
     }
 
-    /// The value as the service sees it.
+    /// The value as Cosmos DB sees it.
     pub(crate) fn as_str(&self) -> &str {
         &self.0
     }

@@ -1,4 +1,4 @@
-//! Chance: tokens that nobody else has, and jitter.
+//! Randomness: unique tokens, and jitter.
 
 use std::{
     fmt,
@@ -9,10 +9,10 @@ use std::{
 };
 use uuid::Uuid;
 
-/// Where randomness comes from: the operating system, or a seed.
+/// The source of randomness: the operating system, or a seed.
 ///
-/// Tokens keep owners apart, so that **no two providers of one container may begin with the same seed**. Clones draw from one
-/// sequence: giving them to several providers is safe.
+/// Tokens tell lock owners apart. Therefore **no two providers of one container may begin with the same seed**. Clones
+/// draw from one sequence, so several providers can share clones safely.
 ///
 /// ```
 /// use duroxide_cosmos::Randomness;
@@ -32,17 +32,17 @@ enum RandomSource {
 }
 
 impl Randomness {
-    /// The operating system's.
+    /// The operating system's randomness.
     pub fn system() -> Self {
         Self(RandomSource::System)
     }
 
-    /// The same sequence for the same seed, on every machine: for tests and simulations.
+    /// A sequence that depends on the seed alone, on every machine, for tests and simulations.
     pub fn seeded(seed: u64) -> Self {
         Self(RandomSource::Seeded(Arc::new(AtomicU64::new(seed))))
     }
 
-    /// A token that nobody else has: a UUID of version 4, 32 hex digits.
+    /// A unique token: a UUID of version 4, as 32 hex digits.
     pub fn token(&self) -> String {
         self.uuid().simple().to_string()
     }
@@ -54,15 +54,16 @@ impl Randomness {
         f64::from(u32::from_be_bytes([a, b, c, d])) / 2f64.powi(32)
     }
 
-    /// Puts items into an order that nobody can tell before.
+    /// Puts items into a random order.
     pub(crate) fn shuffle<T>(&self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
-            // A fraction of a slice's length is an index of it.
+            // A fraction below 1 of the slice's length is always an index of the slice.
             let other = (self.fraction() * (last + 1) as f64) as usize;
             items.swap(last, other.min(last));
         }
     }
 
+    #[allow(clippy::disallowed_methods, reason = "the only place that uses the randomness of the system")]
     fn uuid(&self) -> Uuid {
         match &self.0 {
             RandomSource::System => Uuid::new_v4(),
@@ -75,8 +76,8 @@ impl Randomness {
     }
 }
 
-/// The next number of SplitMix64 (Steele, Lea and Flood 2014). Its state is a counter, so that threads need no lock, and no
-/// number comes twice before all others came.
+/// The next number of SplitMix64 (Steele, Lea and Flood 2014). Its state is a counter, so threads need no lock. No
+/// number repeats before all others have come.
 fn split_mix(state: &AtomicU64) -> u64 {
     const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
     let next = state.fetch_add(GAMMA, Ordering::Relaxed).wrapping_add(GAMMA);
@@ -104,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_tells_the_same_story_and_another_seed_another() {
+    fn the_same_seed_gives_the_same_sequence_and_another_seed_another() {
         let story = tokens(&Randomness::seeded(1));
         assert_eq!(tokens(&Randomness::seeded(1)), story);
         let others = (2..10).flat_map(|seed| tokens(&Randomness::seeded(seed)));
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_those_that_the_generator_is_known_for() {
+    fn the_numbers_match_the_published_generator() {
         let state = AtomicU64::new(1_234_567);
         let numbers = [(); 3].map(|()| split_mix(&state));
         assert_eq!(numbers, [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]);

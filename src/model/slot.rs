@@ -1,7 +1,7 @@
-//! Slots: 256 equal ranges of the partition key's own hash.
+//! Slots: 256 equal ranges of the partition key's hash.
 //!
-//! A slot comes from the hash that the service itself places a partition by, which never changes, so that a range of slots is
-//! a range of the container.
+//! A slot derives from the hash by which Cosmos DB itself places a partition. That hash never changes, so a range of
+//! slots is a range of the container.
 
 use super::Partition;
 use azure_data_cosmos::{
@@ -10,7 +10,7 @@ use azure_data_cosmos::{
 };
 use serde::{Deserialize, Serialize};
 
-/// How many slots there are.
+/// The number of slots.
 pub const SLOTS: u16 = 256;
 
 /// One of [`SLOTS`] ranges of the partition key's hash.
@@ -31,19 +31,19 @@ impl Slot {
         Self::of_hash(&range.min_inclusive().to_string())
     }
 
-    /// The slot of a hash in hex: its upper bits, without the two that version 2 leaves empty.
+    /// The slot of a hash in hex: its upper bits, without the two bits that version 2 of the hash leaves empty.
     fn of_hash(hash: &str) -> Self {
         let byte = |at: usize| hash.get(at..at + 2).and_then(|hex| u8::from_str_radix(hex, 16).ok()).unwrap_or(0);
         Self((byte(0) & 0x3f) << 2 | byte(2) >> 6)
     }
 
-    /// The slot's number.
+    /// The number of the slot.
     pub fn number(self) -> u8 {
         self.0
     }
 }
 
-/// Slots that follow each other, perhaps none.
+/// A contiguous range of slots. It may be empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlotRange {
     from: u16,
@@ -65,39 +65,39 @@ impl SlotRange {
     /// No slot.
     pub const NONE: Self = Self { from: 0, to: 0 };
 
-    /// The slots from `from` to before `to`; what is not a slot is left out.
+    /// The slots from `from` to before `to`. Numbers beyond the last slot are ignored.
     pub fn new(from: u16, to: u16) -> Self {
         let to = to.min(SLOTS);
         Self { from: from.min(to), to }
     }
 
-    /// The part at `position` where all slots are cut into `parts` of the same size, but for one slot.
+    /// One of `parts` ranges that divide all slots equally. Their sizes differ by one slot at most.
     pub fn part(position: usize, parts: usize) -> Self {
         let cut = |position: usize| u16::try_from(usize::from(SLOTS) * position / parts.max(1)).unwrap_or(SLOTS);
         Self::new(cut(position), cut(position.saturating_add(1)))
     }
 
-    /// The first slot, and the one after the last.
+    /// The first slot, and the slot after the last.
     pub fn bounds(self) -> (u16, u16) {
         (self.from, self.to)
     }
 
-    /// Whether a slot is among them.
+    /// Whether the range has this slot.
     pub fn contains(self, slot: Slot) -> bool {
         (self.from..self.to).contains(&u16::from(slot.0))
     }
 
-    /// Whether there is none.
+    /// Whether the range has no slot.
     pub fn is_empty(self) -> bool {
         self.from >= self.to
     }
 
-    /// Whether both have a slot.
+    /// Whether both ranges share a slot.
     pub(crate) fn overlaps(self, other: Self) -> bool {
         self.from.max(other.from) < self.to.min(other.to)
     }
 
-    /// The slots that a range of the container holds, those that it holds in part included.
+    /// The slots that a range of the container holds, including slots that it holds in part.
     pub(crate) fn of_feed_range(range: &FeedRange) -> Self {
         let (min, max) = (range.min_inclusive().to_string(), range.max_exclusive().to_string());
         let from = if min.is_empty() { 0 } else { u16::from(Slot::of_hash(&min).0) };

@@ -1,7 +1,8 @@
 //! Fields of a document that this version does not know.
 //!
-//! A newer version may have written them. A worker of this version that rewrites the document keeps them, so that both versions can run side
-//! by side. Serde reads the known fields directly and collects only the others, so a document without any costs little more.
+//! A newer version may have written them. A worker of this version keeps them when it rewrites the document, so both
+//! versions can run side by side. Serde reads the known fields directly and collects only the others. A document
+//! without unknown fields costs little more.
 
 use serde::{
     de::{IgnoredAny, MapAccess, Visitor},
@@ -11,8 +12,8 @@ use serde::{
 use serde_json::{Map, Value};
 use std::fmt;
 
-/// The unknown fields of a document, for `#[serde(flatten)]`. System properties of the service are not among them: their names begin with
-/// `_`, and the service writes them itself.
+/// The unknown fields of a document, for `#[serde(flatten)]`. Cosmos DB's system properties are not among them: their
+/// names begin with `_`, and Cosmos DB writes them itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Unknown(Option<Box<Map<String, Value>>>);
 
@@ -77,15 +78,15 @@ mod tests {
     }
 
     #[test]
-    fn a_document_of_this_version_has_none() {
+    fn a_document_of_this_version_has_no_unknown_fields() {
         let stored = from_the_service(SessionDocument::new("s", "owner", 7, 8)).to_string();
         let read: SessionDocument = serde_json::from_str(&stored).unwrap();
         assert_eq!(read.unknown, Default::default());
-        assert!(read.etag.is_some(), "a known field is read as ever");
+        assert!(read.etag.is_some(), "a known field is read as usual");
     }
 
     #[test]
-    fn a_value_that_is_written_again_keeps_them() {
+    fn a_value_that_is_written_again_keeps_its_unknown_fields() {
         let partition = Partition::instance("i").unwrap();
         let mut stored = serde_json::to_value(KvDocument::written(&partition, "k", None, None, 7, 1)).unwrap();
         stored["newer"] = json!(true);

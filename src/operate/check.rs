@@ -1,42 +1,42 @@
-//! Whether an account can be used: what opening looks at, and every assumption about the service, one line each.
+//! Checks of an account: the requirements of opening it, and every assumption about Cosmos DB, one line each.
 
 use crate::{
-    cosmos::check::{self, CheckLine, Depth},
+    cosmos::{self, CheckDepth, CheckLine},
     CosmosDBProviderConfig,
 };
 use serde::Serialize;
 
-/// One thing that must be right.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub struct Check {
-    /// What was looked at, such as `container`, `partition key`, `index` or `batch 412`.
+    /// The subject of the check, such as `container`, `partition key`, `index` or `batch 412`.
     pub subject: String,
-    /// How it is.
+    /// The status of the subject.
     pub status: CheckStatus,
-    /// What was found, and what to do where that is not right.
+    /// The observation, and the action to take if it is not right.
     pub detail: String,
 }
 
-/// How something is.
+/// The status of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub enum CheckStatus {
-    /// As it must be.
+    /// The check succeeded.
     Ok,
-    /// It activities, but costs something.
+    /// It works, but has a cost.
     Warning,
     /// The provider can't be used.
     Failed,
-    /// The service behaves otherwise than the provider assumes.
+    /// Cosmos DB behaves differently from the provider's assumption.
     Differs,
-    /// It can't be seen from here.
+    /// The check could not find out.
     Unknown,
 }
 
-pub(super) async fn run(config: &CosmosDBProviderConfig, depth: Depth) -> Vec<Check> {
+pub(super) async fn run(config: &CosmosDBProviderConfig, depth: CheckDepth) -> Vec<Check> {
     let subject = "configuration".to_owned();
     if let Err(error) = config.validate() {
         return vec![Check { subject, status: CheckStatus::Failed, detail: error.to_string() }];
@@ -49,7 +49,7 @@ pub(super) async fn run(config: &CosmosDBProviderConfig, depth: Depth) -> Vec<Ch
         config.credential_kind()
     );
     let mut checks = vec![Check { subject, status: CheckStatus::Ok, detail }];
-    checks.extend(check::run(config, depth).await.into_iter().map(|(subject, line)| {
+    checks.extend(cosmos::check_account(config, depth).await.into_iter().map(|(subject, line)| {
         let (status, detail) = match line {
             CheckLine::Ok(detail) => (CheckStatus::Ok, detail),
             CheckLine::Warning(detail) => (CheckStatus::Warning, detail),

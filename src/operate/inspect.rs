@@ -1,4 +1,4 @@
-//! What there is.
+//! Reads instances, executions, histories and values for duroxide's administration calls.
 
 use crate::{
     cosmos::{queries, Deadline, Freshness, Statement, StoreError, Versioned},
@@ -32,13 +32,13 @@ pub(crate) async fn existing(
     found.filter(|found| found.document.exists()).ok_or_else(missing)
 }
 
-/// The executions that are stored as documents and not pruned: all but a current one that runs.
+/// The executions that have documents and are not pruned: all but a running current one.
 async fn past_executions(engine: &Engine, document: &InstanceDocument) -> Result<Vec<PastExecution>, StoreError> {
     // An execution whose document can't be read is not listed.
     let pages =
         engine.store.partition_pages(&document.instance_id, queries::EXECUTIONS.statement(), engine.per_page())?;
     let mut past: Vec<PastExecution> = pages.collect().await?.readable();
-    past.retain(|e| !document.pruning.contains(&e.execution));
+    past.retain(|e| !document.removal.pruning.contains(&e.execution));
     past.sort_by_key(|e| e.execution);
     Ok(past)
 }
@@ -57,7 +57,7 @@ pub(crate) async fn executions(engine: &Arc<Engine>, instance: &str) -> Result<V
     }
     let past = past_executions(engine, &found.document).await.map_err(failed)?;
     let mut ids: BTreeSet<u64> = past.iter().map(|e| e.execution).collect();
-    ids.insert(found.document.execution);
+    ids.insert(found.document.current.execution);
     Ok(ids.into_iter().collect())
 }
 
@@ -74,7 +74,7 @@ pub(crate) async fn history(
     let Some(found) = read::instance(engine, &partition, deadline).await.map_err(failed)? else {
         return Ok(Vec::new());
     };
-    if found.document.pruning.contains(&execution) {
+    if found.document.removal.pruning.contains(&execution) {
         return Ok(Vec::new());
     }
     let documents = read::history(engine, &partition, execution, Freshness::Session, engine.per_page()).await;
@@ -97,12 +97,12 @@ fn parsed(events: Result<Vec<Event>, String>, operation: &str) -> Result<Vec<Eve
     events.map_err(|e| ProviderError::permanent(operation, format!("Failed to deserialize history: {e}")))
 }
 
-/// The current execution of an instance, 1 where there is none.
+/// The current execution of an instance, or 1 if the instance does not exist.
 pub(crate) async fn latest_execution(engine: &Arc<Engine>, instance: &str) -> Result<u64, ProviderError> {
     let Ok(partition) = Partition::instance(instance) else { return Ok(1) };
     let found = read::instance(engine, &partition, engine.deadline()).await;
     let found = found.map_err(|e| e.into_provider_error("latest_execution_id"))?;
-    Ok(found.map_or(1, |found| found.document.execution))
+    Ok(found.map_or(1, |found| found.document.current.execution))
 }
 
 async fn execution_document(
@@ -116,30 +116,30 @@ async fn execution_document(
     Ok(found.map(|Versioned { document, .. }| document))
 }
 
-/// Everything about an instance but its history.
+/// Everything about an instance except its history.
 pub(crate) async fn instance_info(engine: &Arc<Engine>, instance: &str) -> Result<InstanceInfo, ProviderError> {
     const OPERATION: &str = "get_instance_info";
     let Versioned { document, .. } = existing(engine, instance, OPERATION).await?;
-    let mut output = document.output.clone();
-    if document.archived {
-        let found = execution_document(engine, &document, document.execution, engine.deadline()).await;
+    let mut output = document.current.output.clone();
+    if document.current.archived {
+        let found = execution_document(engine, &document, document.current.execution, engine.deadline()).await;
         output = found.map_err(|e| e.into_provider_error(OPERATION))?.and_then(|e| e.output);
     }
-    let version = if document.version.is_empty() { "unknown".to_owned() } else { document.version };
+    let version = if document.current.version.is_empty() { "unknown".to_owned() } else { document.current.version };
     Ok(InstanceInfo {
         instance_id: instance.to_owned(),
-        orchestration_name: document.name,
+        orchestration_name: document.current.name,
         orchestration_version: version,
-        current_execution_id: document.execution,
-        status: document.status.unwrap_or_default(),
+        current_execution_id: document.current.execution,
+        status: document.current.status.unwrap_or_default(),
         output,
-        created_at: document.created_at,
+        created_at: document.origin.created_at,
         updated_at: document.updated_at,
-        parent_instance_id: document.parent,
+        parent_instance_id: document.origin.parent,
     })
 }
 
-/// Everything about an execution but its history.
+/// Everything about an execution except its history.
 pub(crate) async fn execution_info(
     engine: &Arc<Engine>,
     instance: &str,
@@ -149,15 +149,17 @@ pub(crate) async fn execution_info(
     let missing =
         || ProviderError::permanent(OPERATION, format!("Execution {execution} not found for instance {instance}"));
     let Versioned { document, .. } = existing(engine, instance, OPERATION).await?;
-    if document.pruning.contains(&execution) {
+    if document.removal.pruning.contains(&execution) {
         return Err(missing());
     }
     let stored = execution_document(engine, &document, execution, engine.deadline()).await;
     let stored = stored.map_err(|e| e.into_provider_error(OPERATION))?;
     // A current execution that runs has no document of its own yet.
     let found = match stored {
-        Some(stored) if execution != document.execution || document.archived => stored,
-        _ if execution == document.execution => ExecutionDocument::of(&document, document.output.clone()),
+        Some(stored) if execution != document.current.execution || document.current.archived => stored,
+        _ if execution == document.current.execution => {
+            ExecutionDocument::of(&document, document.current.output.clone())
+        }
         _ => return Err(missing()),
     };
     Ok(ExecutionInfo {
@@ -170,7 +172,7 @@ pub(crate) async fn execution_info(
     })
 }
 
-/// The custom status, where it is newer than the caller has seen.
+/// The custom status, if it is newer than `last_seen`.
 pub(crate) async fn custom_status(
     engine: &Arc<Engine>,
     instance: &str,
@@ -180,7 +182,7 @@ pub(crate) async fn custom_status(
     let deadline = engine.deadline();
     let failed = |e: StoreError| e.into_provider_error("get_custom_status");
     let Some(found) = read::instance(engine, &partition, deadline).await.map_err(failed)? else { return Ok(None) };
-    if found.document.status_version <= last_seen {
+    if found.document.commit.status_version <= last_seen {
         return Ok(None);
     }
     let id = StatusDocument::document_id();
@@ -226,7 +228,7 @@ pub(crate) async fn stats(engine: &Arc<Engine>, instance: &str) -> Result<Option
     let deadline = engine.deadline();
     let found = read::instance(engine, &partition, deadline).await.map_err(failed)?;
     let Some(found) = found.filter(|found| found.document.exists()) else { return Ok(None) };
-    let (execution, freshness) = (found.document.execution, Freshness::Session);
+    let (execution, freshness) = (found.document.current.execution, Freshness::Session);
     let documents = read::history(engine, &partition, execution, freshness, engine.per_page()).await.map_err(failed)?;
     let count: usize = documents.iter().map(|d| d.events.len()).sum();
     let bytes: usize = documents.iter().flat_map(|d| &d.events).map(String::len).sum();
@@ -242,7 +244,7 @@ pub(crate) async fn stats(engine: &Arc<Engine>, instance: &str) -> Result<Option
     }))
 }
 
-/// Queue messages that the execution took over from the one before it.
+/// Queue messages that the execution received from the previous one.
 fn carried_forward(events: &[Event]) -> u64 {
     events
         .iter()
@@ -255,7 +257,7 @@ fn carried_forward(events: &[Event]) -> u64 {
         .unwrap_or(0)
 }
 
-/// An instance with all that descend from it, parents before children, each once.
+/// An instance with all its descendants, parents before children, each once.
 pub(crate) async fn tree(engine: &Arc<Engine>, root: &str) -> Result<Vec<String>, StoreError> {
     let mut trees = forest(engine, &[root.to_owned()], None).await?;
     Ok(trees.pop().unwrap_or_default())

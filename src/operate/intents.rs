@@ -1,4 +1,4 @@
-//! Messages that were not delivered.
+//! Undelivered messages to other instances.
 
 use crate::{
     cosmos::{queries, Freshness, Rows, StoreError, WriteOutcome},
@@ -9,38 +9,38 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// A message that a turn owes to another instance.
+/// An intent: a message of a committed turn to another instance.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub struct Intent {
-    /// The instance whose turn owes it.
+    /// The instance that sends it.
     pub instance: String,
-    /// Its id, within that instance.
+    /// The id of the intent, within that instance.
     pub id: String,
-    /// The instance that it is for.
+    /// The instance that receives it.
     pub target: String,
-    /// What it is: `SubOrchCompleted`, `StartOrchestration` …
+    /// The kind of message, such as `SubOrchCompleted` or `StartOrchestration`.
     pub message: String,
-    /// When the turn was committed, in milliseconds since 1970.
+    /// The time when the turn was committed, in milliseconds since 1970.
     pub created_at: u64,
-    /// How often it could not be delivered for a passing reason.
+    /// The number of deliveries that failed for a transient reason.
     pub attempts: u32,
-    /// Whether it will be tried again.
+    /// Whether the provider tries again.
     #[serde(flatten)]
     pub state: IntentState,
 }
 
-/// What becomes of a message that was not delivered.
+/// The state of an undelivered message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "state", rename_all = "camelCase")]
 #[non_exhaustive]
 pub enum IntentState {
-    /// Whoever looks next delivers it, or, where that has failed before, tries again after a pause.
+    /// The next poll delivers it, or tries again after a pause if a delivery has failed before.
     Late,
-    /// It can't be delivered, and nobody tries.
+    /// It can't be delivered, and the provider does not try again.
     Poisoned {
-        /// Why not.
+        /// The reason.
         reason: String,
     },
 }
@@ -73,14 +73,14 @@ struct IntentRow {
 impl Intent {
     fn of(row: IntentRow) -> Self {
         let named = |partition: &Partition| partition.instance_id().unwrap_or_default().to_owned();
-        // A work item is an object with its kind as the only name.
+        // A work item is an object whose only property is named after its kind.
         let message =
             row.item.strip_prefix("{\"").and_then(|item| item.split_once('"')).map(|(kind, _)| kind.to_owned());
         Self {
             instance: named(&row.instance_id),
             id: row.id.to_string(),
             target: named(&row.target),
-            message: message.unwrap_or_else(|| "a message that can't be read".to_owned()),
+            message: message.unwrap_or_else(|| "an unreadable message".to_owned()),
             created_at: row.created_at,
             attempts: row.retries,
             state: row.poisoned.map_or(IntentState::Late, |reason| IntentState::Poisoned { reason }),
@@ -88,14 +88,14 @@ impl Intent {
     }
 }
 
-/// Where an intent is. What can't be is nowhere.
-fn place(instance: &str, intent: &str) -> Option<(Partition, DocumentId)> {
+/// The partition and the document id of an intent. An invalid id has none.
+fn locate(instance: &str, intent: &str) -> Option<(Partition, DocumentId)> {
     let id = DocumentId::try_from(intent.to_owned()).ok().filter(|id| id.as_str().starts_with("i:"))?;
     Some((Partition::instance(instance).ok()?, id))
 }
 
 pub(super) async fn retry(engine: &Arc<Engine>, instance: &str, intent: &str) -> Result<bool, StoreError> {
-    let Some((partition, id)) = place(instance, intent) else { return Ok(false) };
+    let Some((partition, id)) = locate(instance, intent) else { return Ok(false) };
     let deadline = engine.deadline();
     loop {
         let found = engine.store.read::<IntentDocument>(&partition, &id, Freshness::Authoritative, deadline).await?;
@@ -112,7 +112,7 @@ pub(super) async fn retry(engine: &Arc<Engine>, instance: &str, intent: &str) ->
 }
 
 pub(super) async fn discard(engine: &Arc<Engine>, instance: &str, intent: &str) -> Result<bool, StoreError> {
-    let Some((partition, id)) = place(instance, intent) else { return Ok(false) };
+    let Some((partition, id)) = locate(instance, intent) else { return Ok(false) };
     let deleted = engine.store.delete(&partition, &id, None, engine.deadline()).await?;
     Ok(matches!(deleted, WriteOutcome::Done(_)))
 }

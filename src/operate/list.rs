@@ -1,7 +1,7 @@
 //! Pages of instances, newest first.
 //!
-//! A cursor is a place in time, with the instances of that millisecond that were shown already: instances come and go between two pages, and
-//! none is shown twice or left out because of that.
+//! A cursor is a time, with the instances of that millisecond that were returned already. Instances can appear and
+//! disappear between two pages. The cursor keeps the list from repeating or missing other instances because of that.
 
 use crate::{
     cosmos::{queries, Rows, StoreError},
@@ -13,79 +13,78 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::{num::NonZeroU32, sync::Arc};
 
-/// So many instances are looked at for one page.
-const MOST_LOOKED_AT: usize = 1_000;
+/// Instances that one page examines at most.
+const MAX_EXAMINED: usize = 1_000;
 /// The largest page.
-const MOST_SHOWN: usize = 1_000;
+const MAX_PAGE: usize = 1_000;
 
-/// Which instances are wanted; the default is all of them.
+/// A selection of instances. The default selects all of them.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct InstanceQuery {
-    /// With this status: `Running`, `Completed`, `Failed` or `ContinuedAsNew`.
+    /// Instances with this status: `Running`, `Completed`, `Failed` or `ContinuedAsNew`.
     pub status: Option<String>,
-    /// Of this orchestration.
+    /// Instances of this orchestration.
     pub name: Option<String>,
-    /// The children of this instance.
+    /// Children of this instance.
     pub parent: Option<String>,
-    /// With this text in their id, whatever its case.
+    /// Instances with this text in their id, ignoring case.
     pub text: Option<String>,
-    /// Created at this time or later, in milliseconds since 1970.
+    /// Instances created at this time or later, in milliseconds since 1970.
     pub created_after: Option<u64>,
-    /// Created before this time.
+    /// Instances created before this time, in milliseconds since 1970.
     pub created_before: Option<u64>,
 }
 
-/// Some instances, and where the next ones begin.
+/// A page of instances, and the position of the next page.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct InstancePage {
-    /// Newest first.
+    /// The instances, newest first.
     pub instances: Vec<InstanceSummary>,
-    /// What the call for the next page is given; none where this was the last.
+    /// The cursor for the next page. The last page has none.
     pub cursor: Option<String>,
-    /// Instances among them that this version can't read.
+    /// Instances of this page that this version can't read.
     pub unreadable: Vec<UnreadableInstance>,
 }
 
-/// An instance whose document this version can't read: a newer version has written it, or somebody has changed it by hand.
+/// An instance whose document this version can't read. A newer version has written it, or it was changed by hand.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct UnreadableInstance {
-    /// Its id.
+    /// The id of the instance.
     pub id: String,
-    /// What of the document can't be read.
+    /// The reason why the document can't be read.
     pub error: String,
 }
 
-/// What a list says of an instance.
+/// A summary of an instance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub struct InstanceSummary {
-    /// Its id.
+    /// The id of the instance.
     pub id: String,
-    /// Its orchestration.
+    /// The name of the orchestration.
     pub name: String,
-    /// The orchestration's version.
+    /// The version of the orchestration.
     pub version: String,
     /// `Running`, `Completed`, `Failed` or `ContinuedAsNew`.
     pub status: String,
-    /// Who started it, if another instance did.
+    /// The parent, if another instance started this one.
     pub parent: Option<String>,
     /// The current execution.
     pub execution: u64,
-    /// When its first turn was committed, in milliseconds since 1970.
+    /// The time when its first turn was committed, in milliseconds since 1970.
     pub created_at: u64,
-    /// When its last turn was.
+    /// The time when its last turn was committed, in milliseconds since 1970.
     pub updated_at: u64,
-    /// When its current execution ended.
+    /// The time when its current execution ended, in milliseconds since 1970.
     pub completed_at: Option<u64>,
 }
 
 impl InstanceSummary {
-    /// Whether the instance has ended for good. One that continues as new has not: its next execution is about to
-    /// begin.
+    /// Whether the instance has ended. An instance that continues as new has not: its next execution is about to begin.
     pub fn has_ended(&self) -> bool {
         status::instance_has_ended(&self.status)
     }
@@ -114,40 +113,40 @@ struct SummaryRow {
     deleting: Option<Deleting>,
 }
 
-/// A row of the query, or why it can't be read.
+/// A row of the query, or the reason why it can't be read.
 type ListedRow = Result<SummaryRow, UnreadableInstance>;
 
-/// Where an entry stands in the list.
+/// The position of an entry in the list.
 struct ListPosition {
     instance_id: Partition,
     at: Millis,
 }
 
-/// The rows of a page in their order, the unreadable ones among them.
+/// The rows of a page in their order, including unreadable ones.
 fn entries(rows: Rows<SummaryRow>) -> Vec<(ListPosition, ListedRow)> {
     let (rows, unreadable) = rows.into_parts();
     let rows = rows.into_iter().map(|row| {
-        let place = ListPosition { instance_id: row.instance_id.clone(), at: row.created_at };
-        (place, Ok(row))
+        let position = ListPosition { instance_id: row.instance_id.clone(), at: row.created_at };
+        (position, Ok(row))
     });
     let unreadable = unreadable.into_iter().filter_map(|found| {
-        // The query orders by the time, so that there is one.
+        // The query orders by this time, so each row has one.
         let at = found.row.get("createdAt").and_then(Value::as_f64).unwrap_or_default() as Millis;
         let instance_id: Partition = serde_json::from_value(found.row.get("instanceId")?.clone()).ok()?;
         let id = instance_id.instance_id()?.to_owned();
         Some((ListPosition { instance_id, at }, Err(UnreadableInstance { id, error: found.error })))
     });
     let mut entries: Vec<(ListPosition, ListedRow)> = rows.chain(unreadable).collect();
-    entries.sort_by_key(|(place, _)| std::cmp::Reverse(place.at));
+    entries.sort_by_key(|(position, _)| std::cmp::Reverse(position.at));
     entries
 }
 
-/// Where a page has ended.
+/// The end of a page.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Cursor {
     /// The time of its last instance.
     at: Millis,
-    /// Those of that time that were looked at.
+    /// The examined instances of that time.
     seen: Vec<Partition>,
 }
 
@@ -156,7 +155,7 @@ impl Cursor {
         let bytes = azure_core::base64::decode_url_safe(text).ok();
         let cursor = bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok());
         cursor.ok_or_else(|| StoreError::Malformed {
-            detail: format!("{text:?} is not a cursor: give the one that the page before has returned"),
+            detail: format!("{text:?} is not a cursor: pass the cursor of the previous page"),
         })
     }
 
@@ -165,26 +164,26 @@ impl Cursor {
         azure_core::base64::encode_url_safe(serde_json::to_vec(self).unwrap_or_default())
     }
 
-    fn has(&self, place: &ListPosition) -> bool {
-        self.at == place.at && self.seen.contains(&place.instance_id)
+    fn has(&self, position: &ListPosition) -> bool {
+        self.at == position.at && self.seen.contains(&position.instance_id)
     }
 
-    fn pass(&mut self, place: &ListPosition) {
-        if place.at != self.at {
-            *self = Self { at: place.at, seen: Vec::new() };
+    fn advance(&mut self, position: &ListPosition) {
+        if position.at != self.at {
+            *self = Self { at: position.at, seen: Vec::new() };
         }
-        self.seen.push(place.instance_id.clone());
+        self.seen.push(position.instance_id.clone());
     }
 }
 
-/// The page that begins at a cursor.
+/// Reads the page that begins at a cursor.
 pub(super) async fn page(
     engine: &Arc<Engine>,
     query: &InstanceQuery,
     cursor: Option<&str>,
     limit: usize,
 ) -> Result<InstancePage, StoreError> {
-    let limit = limit.clamp(1, MOST_SHOWN);
+    let limit = limit.clamp(1, MAX_PAGE);
     let mut cursor = cursor.map(Cursor::read).transpose()?;
     let latest = query.created_before.map_or(Millis::MAX >> 11, |before| before.saturating_sub(1));
     let until = cursor.as_ref().map_or(latest, |cursor| cursor.at.min(latest));
@@ -201,19 +200,19 @@ pub(super) async fn page(
     let page_size = NonZeroU32::new(u32::try_from(limit + 1).unwrap_or(u32::MAX)).unwrap_or(NonZeroU32::MIN);
     let mut pages = engine.store.container_pages::<SummaryRow>(statement.in_pages_of(page_size), engine.deadline())?;
     let text = query.text.as_deref().map(str::to_lowercase);
-    let (mut found, mut unreadable, mut looked_at, mut more) = (Vec::new(), Vec::new(), 0, false);
+    let (mut found, mut unreadable, mut examined, mut more) = (Vec::new(), Vec::new(), 0, false);
     'pages: while let Some(rows) = pages.next().await? {
-        for (place, entry) in entries(rows) {
-            if cursor.as_ref().is_some_and(|cursor| cursor.has(&place)) {
+        for (position, entry) in entries(rows) {
+            if cursor.as_ref().is_some_and(|cursor| cursor.has(&position)) {
                 continue;
             }
-            if found.len() == limit || looked_at == MOST_LOOKED_AT {
+            if found.len() == limit || examined == MAX_EXAMINED {
                 more = true;
                 break 'pages;
             }
-            looked_at += 1;
-            cursor.get_or_insert_default().pass(&place);
-            let id = place.instance_id.instance_id().unwrap_or_default().to_lowercase();
+            examined += 1;
+            cursor.get_or_insert_default().advance(&position);
+            let id = position.instance_id.instance_id().unwrap_or_default().to_lowercase();
             if text.as_ref().is_some_and(|text| !id.contains(text.as_str())) {
                 continue;
             }
@@ -223,21 +222,21 @@ pub(super) async fn page(
             }
         }
     }
-    let marked =
+    let prepared =
         found.iter().filter_map(|row: &SummaryRow| Some((row.instance_id.clone(), row.deleting.clone()?))).collect();
-    let deleted = deleted_among(engine, marked, engine.deadline()).await?;
+    let deleted = deleted_among(engine, prepared, engine.deadline()).await?;
     let instances =
         found.into_iter().filter(|row| !deleted.contains(&row.instance_id)).map(SummaryRow::summary).collect();
     Ok(InstancePage { instances, cursor: cursor.filter(|_| more).map(|cursor| cursor.write()), unreadable })
 }
 
-/// One instance, as a page would have it.
+/// The summary of one instance.
 pub(super) async fn one(engine: &Arc<Engine>, id: &str) -> Result<Option<InstanceSummary>, StoreError> {
     let Ok(partition) = Partition::instance(id) else { return Ok(None) };
     let found = engine.read_latest(&partition, engine.deadline()).await?.map(|found| found.document);
     let Some(document) = found.filter(InstanceDocument::exists) else { return Ok(None) };
-    let marked = document.deleting.iter().map(|mark| (partition.clone(), mark.clone())).collect();
-    let deleted = deleted_among(engine, marked, engine.deadline()).await?;
+    let prepared = document.removal.deleting.iter().map(|record| (partition.clone(), record.clone())).collect();
+    let deleted = deleted_among(engine, prepared, engine.deadline()).await?;
     Ok(deleted.is_empty().then(|| SummaryRow::of(document).summary()))
 }
 
@@ -245,15 +244,15 @@ impl SummaryRow {
     fn of(document: InstanceDocument) -> Self {
         Self {
             instance_id: document.instance_id,
-            status: document.status.unwrap_or_default(),
-            name: document.name,
-            version: document.version,
-            parent: document.parent,
-            execution: document.execution,
-            created_at: document.created_at,
+            status: document.current.status.unwrap_or_default(),
+            name: document.current.name,
+            version: document.current.version,
+            parent: document.origin.parent,
+            execution: document.current.execution,
+            created_at: document.origin.created_at,
             updated_at: document.updated_at,
-            completed_at: document.completed_at,
-            deleting: document.deleting,
+            completed_at: document.current.completed_at,
+            deleting: document.removal.deleting,
         }
     }
 
@@ -277,7 +276,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cursor_comes_back_as_it_was_and_anything_else_is_refused() {
+    fn a_cursor_survives_a_round_trip_and_other_text_is_refused() {
         let cursor = Cursor { at: 17, seen: vec![Partition::instance("a/b?").unwrap()] };
         assert_eq!(Cursor::read(&cursor.write()).unwrap(), cursor);
         for text in ["", "17", "e30"] {

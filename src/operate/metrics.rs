@@ -1,4 +1,4 @@
-//! The figures of the system and the depths of its queues, without `COUNT`.
+//! The system metrics and the queue depths, without `COUNT`.
 
 use crate::{
     cosmos::{queries, Deadline, StoreError, Versioned},
@@ -20,8 +20,8 @@ use std::{
 };
 use tracing::warn;
 
-/// How often the metrics are read again because figures moved meanwhile.
-const LOOKS: usize = 5;
+/// The number of reads of the metrics. They are read again if figures have moved meanwhile.
+const MAX_READS: usize = 5;
 
 #[derive(Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -42,12 +42,12 @@ impl OpenRow {
         Some(CountedFigures { status: self.status.clone()?, totals: self.totals, round: String::new() })
     }
 
-    fn is_to_be_sealed(&self) -> bool {
+    fn can_be_folded(&self) -> bool {
         self.deleting.is_none() && self.status.as_deref().is_some_and(status::instance_has_ended)
     }
 }
 
-/// The figures as they are kept for other processes.
+/// The metrics as a shared result for other workers.
 #[derive(Clone, Serialize, Deserialize)]
 struct SharedMetrics(#[serde(with = "MetricsFields")] SystemMetrics);
 
@@ -62,19 +62,20 @@ struct MetricsFields {
     total_events: u64,
 }
 
-/// The system's figures, for a member of a fleet those of the last minute.
+/// The system metrics. A worker among others gets a shared result, which is at most a minute old.
 pub(crate) async fn shared_system(engine: &Arc<Engine>) -> Result<SystemMetrics, StoreError> {
-    let work_out = system(engine).map_ok(SharedMetrics);
-    Ok(shared_result::get_or_compute(engine, shared_result::SYSTEM_METRICS, work_out).await?.into_inner().0)
+    let compute = system(engine).map_ok(SharedMetrics);
+    Ok(shared_result::get_or_compute(engine, shared_result::SYSTEM_METRICS, compute).await?.into_inner().0)
 }
 
-/// The system's figures: exact while at most 1,000 instances are open, a lower bound of what runs beyond that.
+/// Computes the system metrics. They are exact for up to 1,000 open instances. Beyond that, the figures of open
+/// instances are lower bounds.
 async fn system(engine: &Arc<Engine>) -> Result<SystemMetrics, StoreError> {
     let deadline = engine.deadline();
     let mut counters = read_counters(engine, deadline).await?;
     let mut open = open_instances(engine, deadline).await?;
-    for _ in 1..LOOKS {
-        // Figures that moved into the counters between the two questions would be missing from both.
+    for _ in 1..MAX_READS {
+        // Figures that moved into the counters between the two reads would be missing from both.
         let again = read_counters(engine, deadline).await?;
         if version(again.as_ref()) == version(counters.as_ref()) {
             break;
@@ -83,9 +84,10 @@ async fn system(engine: &Arc<Engine>) -> Result<SystemMetrics, StoreError> {
         open = open_instances(engine, deadline).await?;
     }
     let counters = counters.map_or_else(CountersDocument::new, |counters| counters.document);
-    // FoldStep is housekeeping: it must not keep a caller from its answer. A note that its fold_lease has left is settled with it.
-    let is_left = !counters.folding.is_empty() && !is_leased(engine, &counters);
-    if is_left || open.rows.iter().filter(|row| row.is_to_be_sealed()).count() >= WORTH_FOLDING {
+    // The fold runs in the background, so that the caller does not wait for it. It also settles pending steps that a
+    // process has left.
+    let has_abandoned_steps = !counters.folding.is_empty() && !is_leased(engine, &counters);
+    if has_abandoned_steps || open.rows.iter().filter(|row| row.can_be_folded()).count() >= WORTH_FOLDING {
         fold_soon(engine);
     }
     sum(engine, &counters, &open, deadline).await
@@ -95,7 +97,7 @@ fn version(counters: Option<&Versioned<CountersDocument>>) -> Option<&Etag> {
     counters.map(|counters| &counters.etag)
 }
 
-/// The open instances that can be read, and the partitions of those that can't: they are not counted.
+/// The readable open instances, and the partitions of the unreadable ones, which are not counted.
 struct OpenInstances {
     rows: Vec<OpenRow>,
     unreadable: HashSet<String>,
@@ -106,7 +108,7 @@ async fn open_instances(engine: &Engine, deadline: Deadline) -> Result<OpenInsta
     let (rows, unreadable) = found.into_parts();
     let unreadable: HashSet<String> = unreadable.iter().map(|one| one.partition().to_owned()).collect();
     if !unreadable.is_empty() {
-        warn!(instances = unreadable.len(), "the metrics are without instances that this version can't read");
+        warn!(instances = unreadable.len(), "the metrics do not count instances that this version can't read");
     }
     Ok(OpenInstances { rows, unreadable })
 }
@@ -121,12 +123,12 @@ async fn sum(
     let mut running = 0i64;
     let rows: HashMap<&str, &OpenRow> = open.iter().map(|row| (row.instance_id.as_str(), row)).collect();
     for (id, step) in &counters.folding {
-        // Where its document is not open any more, or shows it, the step is taken and not counted yet.
+        // If the document is not open any more, or shows the step, the step is taken and not counted yet.
         if !unreadable.contains(id) && rows.get(id.as_str()).is_none_or(|row| row.counted == step.now) {
             total.count_step(step);
         }
     }
-    let deleted = deleted_among(engine, marked(open), deadline).await?;
+    let deleted = deleted_among(engine, prepared(open), deadline).await?;
     for row in open {
         if let Some(counted) = &row.counted {
             total.count(counted, -1);
@@ -147,7 +149,7 @@ async fn sum(
     })
 }
 
-fn marked(open: &[OpenRow]) -> Vec<(Partition, Deleting)> {
+fn prepared(open: &[OpenRow]) -> Vec<(Partition, Deleting)> {
     open.iter().filter_map(|row| Some((row.instance_id.clone(), row.deleting.clone()?))).collect()
 }
 
@@ -159,12 +161,12 @@ struct MessageDepthRow {
 
 #[derive(Deserialize)]
 struct ActivityDepthRow {
-    /// A lock that can't be read is nobody's.
+    /// An unreadable lock counts as no lock.
     #[serde(default)]
     until: serde_json::Value,
 }
 
-/// Depths as they are kept for other processes.
+/// The queue depths as a shared result for other workers.
 #[derive(Clone, Serialize, Deserialize)]
 struct SharedDepths(#[serde(with = "DepthsFields")] QueueDepths);
 
@@ -176,24 +178,25 @@ struct DepthsFields {
     timer_queue: usize,
 }
 
-/// How much waits, for a member of a fleet in the last minute.
+/// The queue depths. A worker among others gets a shared result, which is at most a minute old.
 pub(crate) async fn shared_queue_depths(engine: &Arc<Engine>) -> Result<QueueDepths, StoreError> {
-    let work_out = queue_depths(engine).map_ok(SharedDepths);
-    Ok(shared_result::get_or_compute(engine, shared_result::QUEUE_DEPTHS, work_out).await?.into_inner().0)
+    let compute = queue_depths(engine).map_ok(SharedDepths);
+    Ok(shared_result::get_or_compute(engine, shared_result::QUEUE_DEPTHS, compute).await?.into_inner().0)
 }
 
-/// Unlocked messages and activities: exact up to 1,000 of each.
+/// Computes the unlocked messages and activities: exact up to 1,000 of each.
 async fn queue_depths(engine: &Arc<Engine>) -> Result<QueueDepths, StoreError> {
     let (deadline, now) = (engine.deadline(), engine.now());
     let messages = engine.store.query_container(queries::MESSAGE_DEPTH.statement().in_background(), deadline).await?;
     let messages: Vec<MessageDepthRow> = messages.readable();
-    let work = engine.store.query_container(queries::ACTIVITY_DEPTH.statement().in_background(), deadline).await?;
-    let work: Vec<ActivityDepthRow> = work.readable();
-    // A message is locked with its instance, which only its holder knows without asking for each.
-    let held: std::collections::HashSet<Partition> = engine.turns.iter().map(|t| t.partition.clone()).collect();
+    let activities =
+        engine.store.query_container(queries::ACTIVITY_DEPTH.statement().in_background(), deadline).await?;
+    let activities: Vec<ActivityDepthRow> = activities.readable();
+    // A message is locked with its instance. Only the holder of the lock knows this without a read of each instance.
+    let locked: std::collections::HashSet<Partition> = engine.turns.iter().map(|t| t.partition.clone()).collect();
     Ok(QueueDepths {
-        orchestrator_queue: messages.iter().filter(|row| !held.contains(&row.instance_id)).count(),
-        worker_queue: work.iter().filter(|row| row.until.as_u64().is_none_or(|until| until <= now)).count(),
+        orchestrator_queue: messages.iter().filter(|row| !locked.contains(&row.instance_id)).count(),
+        worker_queue: activities.iter().filter(|row| row.until.as_u64().is_none_or(|until| until <= now)).count(),
         timer_queue: 0,
     })
 }

@@ -1,8 +1,9 @@
-//! What those who run it ask for: pages of instances, what waits in the queues and for how long, who is there, whether an account
-//! fits.
+//! Calls for operators and tools: lists of instances, queues, workers, undelivered messages, the doctor, checks of an
+//! account.
 //!
-//! duroxide's `Client` answers for one instance at a time, or for all of them at once. The calls here are for people and tools that look at a
-//! container with many: each is one query, or a few reads, whatever the container holds, and changes nothing unless it says so.
+//! duroxide's `Client` reports on one instance at a time, or on all of them at once. The calls here are for containers
+//! with many instances. Each call costs one query or a few reads, however many documents the container holds. A call
+//! changes nothing unless its documentation says so.
 //!
 //! ```no_run
 //! # async fn list(provider: duroxide_cosmos::CosmosDBProvider) -> Result<(), duroxide_cosmos::StoreError> {
@@ -31,7 +32,7 @@ mod queues;
 mod starts;
 mod workers;
 
-use crate::{cosmos::check::Depth, CosmosDBProvider, CosmosDBProviderConfig, StoreError};
+use crate::{cosmos::CheckDepth, CosmosDBProvider, CosmosDBProviderConfig, StoreError};
 
 pub use check::{Check, CheckStatus};
 pub use doctor::{Diagnosis, Doctor, Finding, Reason, Remedy, Repair, Scan};
@@ -42,10 +43,11 @@ pub use starts::QueuedStart;
 pub use workers::{ActivityCapabilities, Member, TurnCapabilities};
 
 impl CosmosDBProvider {
-    /// A page of instances, newest first: at most `limit` of those that `query` asks for, from where the page before has ended.
+    /// Returns a page of the instances that `query` selects, newest first, at most `limit`. `cursor` is that of the
+    /// previous page.
     ///
-    /// One query. Status, name, parent and age are found by the index. Text is not: a page looks at a thousand instances for it, and its cursor
-    /// goes on from there, so that a page may be empty and still have one.
+    /// The call is one query. The index finds status, name, parent and age. It does not find text: a page examines a
+    /// thousand instances for it, and its cursor continues after them. So a page can be empty and still have a cursor.
     pub async fn instances(
         &self,
         query: &InstanceQuery,
@@ -55,75 +57,83 @@ impl CosmosDBProvider {
         list::page(self.engine(), query, cursor, limit).await
     }
 
-    /// What a list says of one instance; none where there is no such instance. One point read.
+    /// Returns the summary of one instance, or `None` if it does not exist. The call is one point read.
     pub async fn instance(&self, id: &str) -> Result<Option<InstanceSummary>, StoreError> {
         list::one(self.engine(), id).await
     }
 
-    /// What waits in the queues, since when, by tag and session. Exact up to a thousand messages and as many activities; past that, the oldest.
+    /// Reports the waiting messages and activities, by tag and session. The figures are exact up to a thousand messages
+    /// and a thousand activities. Beyond that, they describe the oldest thousand.
     pub async fn queues(&self) -> Result<QueueReport, StoreError> {
         queues::report(self.engine()).await
     }
 
-    /// The processes that look for work, as the container knows them.
+    /// Lists the workers: the processes that look for work.
     pub async fn members(&self) -> Result<Vec<Member>, StoreError> {
         workers::members(self.engine(), self.engine().now()).await
     }
 
-    /// Messages that turns owe to other instances and that nobody has delivered yet although it is time, those that could not be delivered so
-    /// far, and those that never can. A thousand at most.
+    /// Lists undelivered messages of committed turns to other instances, at most a thousand:
+    ///
+    /// - messages that are overdue;
+    /// - messages whose delivery has failed so far;
+    /// - messages that can never be delivered.
     pub async fn late_intents(&self) -> Result<Vec<Intent>, StoreError> {
         intents::late(self.engine()).await
     }
 
-    /// Tries a message again that could not be delivered, or whose time has not come: whoever looks next delivers it. `false` where
-    /// there is no such intent any more. **Changes** the container.
+    /// Makes a message due that could not be delivered, or that is not due yet: the next poll delivers it. Returns
+    /// `false` if the intent does not exist any more. **Changes** the container.
     pub async fn retry_intent(&self, instance: &str, intent: &str) -> Result<bool, StoreError> {
         intents::retry(self.engine(), instance, intent).await
     }
 
-    /// Removes a message that was not delivered: its target hears of it only if a delivery is under way at this moment.
-    /// `false` where there is no such intent any more. **Changes** the container.
+    /// Removes a message that was not delivered. Its target receives it only if a delivery is in flight at this moment.
+    /// Returns `false` if the intent does not exist any more. **Changes** the container.
     pub async fn drop_intent(&self, instance: &str, intent: &str) -> Result<bool, StoreError> {
         intents::discard(self.engine(), instance, intent).await
     }
 
-    /// The start that waits for a worker to begin this instance; none where the instance exists, or nobody has started
-    /// it.
+    /// Returns the start of this instance that waits for a worker. Returns `None` if the instance exists, or if no
+    /// start waits.
     pub async fn queued_start(&self, instance: &str) -> Result<Option<QueuedStart>, StoreError> {
         starts::queued(self.engine(), instance).await
     }
 
-    /// The instance that started this one and waits for its end. None for a root, and for an orphan: an instance whose
-    /// parent was deleted, although another instance may have the parent's id now.
+    /// Returns the parent: the instance that started this one and waits for its end. Returns `None` for a root and for
+    /// an orphan. An orphan's parent was deleted, although another instance may have its id now.
     pub async fn parent_of(&self, instance: &str) -> Result<Option<String>, StoreError> {
         crate::lifecycle::delete::parent_of(self.engine(), instance).await
     }
 
-    /// Removes the start of an instance that no worker has begun, with every message that waits for it. `false` where
-    /// no start waits. An error where a worker is about to begin it. A parent that waits for the instance is not told:
-    /// see [`QueuedStart::parent`]. **Changes** the container.
+    /// Removes the start of an instance that no worker has begun, with all messages that wait for it. Returns `false`
+    /// if no start waits, and an error if a worker is about to begin it. A parent that waits for the instance is not
+    /// told: see [`QueuedStart::parent`]. **Changes** the container.
     pub async fn drop_start(&self, instance: &str) -> Result<bool, StoreError> {
         starts::discard(self.engine(), instance).await
     }
 
-    /// Somebody who finds out why instances register still, and mends what can be mended from their histories. It knows who
-    /// looks for work now. It writes a document of its own to learn the service's time: this machine's clock may be off.
-    /// Somebody who may only read gets a doctor that goes by this machine's clock, and that repairs nothing.
+    /// Returns a doctor, which finds out why instances make no progress and repairs faults from their histories.
+    ///
+    /// The doctor knows the workers that look for work now. It writes a document of its own to measure Cosmos DB's
+    /// time, since this machine's clock may be wrong. With read access only, the doctor uses this machine's clock and
+    /// repairs nothing.
     pub async fn doctor(&self) -> Result<Doctor, StoreError> {
         Doctor::new(self.engine()).await
     }
 }
 
-/// Checks whether an account can be used with this configuration: one line for each thing that must be right, up to the first that keeps the
-/// others from being looked at. Nothing is made or changed, whatever `create_if_missing` says.
+/// Checks whether an account can be used with this configuration. It returns one line for each requirement, up to the
+/// first failure that prevents further checks. It creates and changes nothing, whatever `create_if_missing` says.
 pub async fn check(config: &CosmosDBProviderConfig) -> Vec<Check> {
-    check::run(config, Depth::Opening).await
+    check::run(config, CheckDepth::Opening).await
 }
 
-/// Tries out every assumption that the provider makes about the service: all that [`check`] looks at, then every query, every
-/// kind of write and batch, reads of each consistency, expiry, hash ranges and prices. One line for each. It takes some
-/// seconds and about 2,600 RU. **Changes** the container: it writes to a partition of its own, and removes that again.
+/// Tests every assumption of the provider about Cosmos DB, one line for each. It runs [`check`] and then every query,
+/// every kind of write and batch, reads of each consistency, expiry, hash ranges and prices.
+///
+/// It takes some seconds and about 2,600 RU (estimate from published prices, not measured on Azure). **Changes** the
+/// container: it writes to a partition of its own, and deletes those documents.
 pub async fn check_deep(config: &CosmosDBProviderConfig) -> Vec<Check> {
-    check::run(config, Depth::Deep).await
+    check::run(config, CheckDepth::Deep).await
 }

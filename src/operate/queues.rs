@@ -1,4 +1,4 @@
-//! What waits, and since when.
+//! The waiting messages and activities, and their age.
 
 use crate::{
     cosmos::{queries, Rows, StoreError},
@@ -8,7 +8,7 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, sync::Arc};
 
-/// What waits in the queues.
+/// The content of the queues.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
@@ -17,10 +17,10 @@ pub struct QueueReport {
     pub turns: TurnQueue,
     /// Activities, by tag and session.
     pub activities: Vec<ActivityQueue>,
-    /// There is more than was counted: figures are of the oldest thousand.
+    /// Whether the queues hold more than was counted. The figures then describe the oldest thousand.
     pub capped: bool,
-    /// Messages and activities that this version can't read, and that are in no other figure. The log names them, and so does a
-    /// [doctor](crate::operate::Doctor).
+    /// Messages and activities that this version can't read. No other figure contains them. The log and a
+    /// [doctor](crate::operate::Doctor) name them.
     pub unreadable: usize,
 }
 
@@ -29,15 +29,15 @@ pub struct QueueReport {
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub struct TurnQueue {
-    /// Messages whose time has come. Those of turns that are under way are among them.
+    /// Messages that are due, including those of turns in progress.
     pub waiting: usize,
-    /// Since when the oldest of them waits, in milliseconds since 1970.
+    /// The time since which the oldest of them has waited, in milliseconds since 1970.
     pub oldest: Option<u64>,
-    /// The instance that it is for.
+    /// The instance that the oldest message is for.
     pub oldest_instance: Option<String>,
-    /// Timers and messages whose time has not come.
+    /// Timers and messages that are not due yet.
     pub later: usize,
-    /// Messages for instances that nobody has started.
+    /// Messages for instances without a start.
     pub deferred: usize,
 }
 
@@ -46,19 +46,19 @@ pub struct TurnQueue {
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub struct ActivityQueue {
-    /// Their tag.
+    /// The tag of the activities.
     pub tag: Option<String>,
-    /// Their session.
+    /// The session of the activities.
     pub session: Option<String>,
-    /// Activities that nobody has taken.
+    /// Activities that no worker has claimed.
     pub waiting: usize,
-    /// Since when the oldest of them waits, in milliseconds since 1970.
+    /// The time since which the oldest of them has waited, in milliseconds since 1970.
     pub oldest: Option<u64>,
-    /// The instance that it belongs to.
+    /// The instance of the oldest activity.
     pub oldest_instance: Option<String>,
-    /// Activities that somebody runs.
+    /// Activities that a worker runs.
     pub running: usize,
-    /// The highest number of times that one of them was tried.
+    /// The highest number of attempts of one of them.
     pub most_attempts: u32,
 }
 
@@ -90,15 +90,21 @@ pub(super) async fn report(engine: &Arc<Engine>) -> Result<QueueReport, StoreErr
     let (now, deadline) = (engine.now(), engine.deadline());
     let messages = queries::QUEUED_MESSAGES.statement();
     let messages: Rows<MessageRow> = engine.store.query_container(messages, deadline).await?;
-    let work: Rows<ActivityRow> =
+    let activities: Rows<ActivityRow> =
         engine.store.query_container(queries::QUEUED_ACTIVITIES.statement(), deadline).await?;
-    let capped = messages.len().max(work.len()) >= queries::MOST_QUEUED;
-    let ((messages, lost), (work, lost_too)) = (messages.into_parts(), work.into_parts());
-    let unreadable = lost.len() + lost_too.len();
-    Ok(QueueReport { turns: turns(&messages, now), activities: activities(&work, now), capped, unreadable })
+    let capped = messages.len().max(activities.len()) >= queries::MOST_QUEUED;
+    let (messages, unreadable_messages) = messages.into_parts();
+    let (activities, unreadable_activities) = activities.into_parts();
+    let unreadable = unreadable_messages.len() + unreadable_activities.len();
+    Ok(QueueReport {
+        turns: turn_queue(&messages, now),
+        activities: activity_queues(&activities, now),
+        capped,
+        unreadable,
+    })
 }
 
-fn turns(messages: &[MessageRow], now: Millis) -> TurnQueue {
+fn turn_queue(messages: &[MessageRow], now: Millis) -> TurnQueue {
     let mut queue = TurnQueue::default();
     for message in messages {
         if message.due == MessageDocument::DEFERRED {
@@ -107,7 +113,7 @@ fn turns(messages: &[MessageRow], now: Millis) -> TurnQueue {
             queue.later += 1;
         } else {
             queue.waiting += 1;
-            note(
+            keep_oldest(
                 &mut queue.oldest,
                 &mut queue.oldest_instance,
                 message.due.max(message.created_at),
@@ -118,16 +124,16 @@ fn turns(messages: &[MessageRow], now: Millis) -> TurnQueue {
     queue
 }
 
-fn activities(work: &[ActivityRow], now: Millis) -> Vec<ActivityQueue> {
+fn activity_queues(rows: &[ActivityRow], now: Millis) -> Vec<ActivityQueue> {
     let mut queues: BTreeMap<(Option<&str>, Option<&str>), ActivityQueue> = BTreeMap::new();
-    for row in work {
+    for row in rows {
         let queue = queues.entry((row.tag.as_deref(), row.session_id.as_deref())).or_default();
         queue.most_attempts = queue.most_attempts.max(row.attempts);
         if row.until.is_some_and(|until| until > now) {
             queue.running += 1;
         } else {
             queue.waiting += 1;
-            note(&mut queue.oldest, &mut queue.oldest_instance, row.due, &row.instance_id);
+            keep_oldest(&mut queue.oldest, &mut queue.oldest_instance, row.due, &row.instance_id);
         }
     }
     let named = |((tag, session), queue): ((Option<&str>, Option<&str>), ActivityQueue)| ActivityQueue {
@@ -138,8 +144,8 @@ fn activities(work: &[ActivityRow], now: Millis) -> Vec<ActivityQueue> {
     queues.into_iter().map(named).collect()
 }
 
-/// Keeps the oldest.
-fn note(oldest: &mut Option<u64>, whose: &mut Option<String>, since: Millis, instance: &Partition) {
+/// Keeps the oldest entry and its instance.
+fn keep_oldest(oldest: &mut Option<u64>, whose: &mut Option<String>, since: Millis, instance: &Partition) {
     if oldest.is_none_or(|oldest| since < oldest) {
         (*oldest, *whose) = (Some(since), instance.instance_id().map(ToOwned::to_owned));
     }
@@ -154,21 +160,21 @@ mod tests {
     }
 
     #[test]
-    fn timers_and_parked_messages_do_not_wait() {
+    fn timers_and_deferred_messages_are_not_waiting() {
         let message = |name: &str, due, created_at| MessageRow { instance_id: instance(name), due, created_at };
         let messages = [
             message("old", 100, 100),
             message("young", 900, 900),
             message("timer", 2_000, 1),
-            message("nobody", MessageDocument::DEFERRED, 1),
+            message("deferred", MessageDocument::DEFERRED, 1),
         ];
-        let queue = turns(&messages, 1_000);
+        let queue = turn_queue(&messages, 1_000);
         assert_eq!((queue.waiting, queue.later, queue.deferred), (2, 1, 1));
         assert_eq!((queue.oldest, queue.oldest_instance.as_deref()), (Some(100), Some("old")));
     }
 
     #[test]
-    fn activities_are_told_apart_by_tag_and_session_and_by_whether_somebody_runs_them() {
+    fn activities_are_grouped_by_tag_and_session_and_counted_as_waiting_or_running() {
         let row = |name: &str, due, tag: Option<&str>, session: Option<&str>, until| ActivityRow {
             instance_id: instance(name),
             due,
@@ -177,13 +183,13 @@ mod tests {
             attempts: 1,
             until,
         };
-        let work = [
+        let activities = [
             row("a", 100, None, None, None),
             row("b", 2_000, None, None, Some(2_000)),
             row("c", 900, None, None, Some(900)),
             row("d", 50, Some("gpu"), Some("s"), None),
         ];
-        let queues = activities(&work, 1_000);
+        let queues = activity_queues(&activities, 1_000);
         let told: Vec<_> = queues
             .iter()
             .map(|q| (q.tag.as_deref(), q.session.as_deref(), q.waiting, q.running, q.oldest_instance.as_deref()))

@@ -1,12 +1,12 @@
 //! Starts that no worker has begun.
 //!
 //! Such a start is a message in the queue of an instance that does not exist yet. It is removed under a claim, as a
-//! turn would take it: a worker that looks at the same time meets the lock, and one that had the start in memory finds
-//! its document gone when it commits.
+//! turn would consume it. A concurrent worker meets the lock. A worker that has the start in memory finds its document
+//! missing when it commits.
 //!
-//! Crash points: each batch is conditional on the claim. If the process dies between two of them, some messages are
-//! left and the claim expires. A poll finds its document by `due`; the start is gone with the first so what is
-//! left waits for another start.
+//! Crash points: each batch is conditional on the claim. If the process dies between two batches, some messages are
+//! left and the claim expires. A poll finds its document by `due`. The first batch removes the start, so the remaining
+//! messages wait for another start.
 
 use crate::model::operation;
 use crate::{
@@ -20,7 +20,7 @@ use serde::Serialize;
 use std::{sync::Arc, time::Duration};
 use tracing::info;
 
-/// How long the claim valid_for under which a start is removed.
+/// The duration of the claim under which a start is removed.
 const LOCK: Duration = Duration::from_secs(10);
 
 /// A start that waits for a worker.
@@ -28,27 +28,27 @@ const LOCK: Duration = Duration::from_secs(10);
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub struct QueuedStart {
-    /// The instance that it begins.
+    /// The instance that it starts.
     pub id: String,
-    /// Its orchestration.
+    /// The name of the orchestration.
     pub name: String,
-    /// The orchestration's version, where the start names one.
+    /// The version of the orchestration, if the start names one.
     pub version: Option<String>,
-    /// The instance that sent it, if that waits for the end of this one.
+    /// The instance that sent it and waits for the end of this one, if there is one.
     pub parent: Option<String>,
-    /// When it was enqueued, in milliseconds since 1970.
+    /// The time when it was enqueued, in milliseconds since 1970.
     pub created_at: u64,
 }
 
 /// The queue of an instance that does not exist.
 struct StartQueue {
-    /// The document that a claim has made, or that says that messages are deferred.
+    /// The document that a claim has created, or that says that messages are deferred.
     document: Option<Versioned<InstanceDocument>>,
     messages: Vec<Versioned<MessageDocument>>,
 }
 
-/// The queue of an instance that does not exist; none where the instance exists.
-async fn look(engine: &Engine, partition: &Partition) -> Result<Option<StartQueue>, StoreError> {
+/// Reads the queue of an instance that does not exist. Returns `None` if the instance exists.
+async fn read_queue(engine: &Engine, partition: &Partition) -> Result<Option<StartQueue>, StoreError> {
     let document = engine.read_latest(partition, engine.deadline()).await?;
     if document.as_ref().is_some_and(|found| found.document.exists()) {
         return Ok(None);
@@ -59,7 +59,7 @@ async fn look(engine: &Engine, partition: &Partition) -> Result<Option<StartQueu
 }
 
 impl StartQueue {
-    /// The start that would begin the instance: of several, the first.
+    /// The start that would begin the instance. If there are several, it is the first.
     fn start(&self, instance: &str) -> Option<QueuedStart> {
         let inlined = self.document.as_ref().and_then(|found| found.document.inlined_message());
         let messages = self.messages.iter().map(|message| &message.document).chain(&inlined);
@@ -77,45 +77,45 @@ impl StartQueue {
 
 pub(super) async fn queued(engine: &Engine, instance: &str) -> Result<Option<QueuedStart>, StoreError> {
     let Ok(partition) = Partition::instance(instance) else { return Ok(None) };
-    Ok(look(engine, &partition).await?.and_then(|queue| queue.start(instance)))
+    Ok(read_queue(engine, &partition).await?.and_then(|queue| queue.start(instance)))
 }
 
 pub(super) async fn discard(engine: &Arc<Engine>, instance: &str) -> Result<bool, StoreError> {
     let Ok(partition) = Partition::instance(instance) else { return Ok(false) };
     let (token, deadline) = (engine.new_token(), engine.deadline());
-    let mut has_begun = false;
+    let mut has_claimed = false;
     loop {
         // A worker whose clock is ahead, or that comes after the end of the claim, may have begun the instance.
-        let Some(queue) = look(engine, &partition).await? else { return Ok(false) };
-        // Where a batch was done and its answer lost, the start is gone by now.
+        let Some(queue) = read_queue(engine, &partition).await? else { return Ok(false) };
+        // If a batch succeeded and its answer was lost, the start is removed already.
         if queue.start(instance).is_none() {
-            return Ok(has_begun);
+            return Ok(has_claimed);
         }
-        if let Some(found) = queue.document.as_ref().filter(|found| found.document.deleting.is_some()) {
-            // Its document may be the one that says of other instances that they are deleted: it goes last.
+        if let Some(found) = queue.document.as_ref().filter(|found| found.document.removal.deleting.is_some()) {
+            // Its document may be the coordinator of a deletion, which must be erased last.
             if deadline.passed() || !engine.lifecycle().recover_deletion(engine, &found.document, deadline).await? {
-                let detail = "a deletion of the instance is under way: look again in a moment".to_owned();
+                let detail = "the instance is being deleted: try again in a moment".to_owned();
                 return Err(StoreError::Unavailable { detail });
             }
             engine.cache.forget(&partition);
             continue;
         }
         if queue.document.as_ref().is_some_and(|found| !found.document.is_placeholder()) {
-            let detail = "a worker has begun its first turn and not committed it: look again in a moment".to_owned();
+            let detail = "a worker has begun its first turn and has not committed it: try again in a moment".to_owned();
             return Err(StoreError::Unavailable { detail });
         }
         let Some(claim) = claim(engine, &partition, &token, queue.document, deadline).await? else { continue };
-        has_begun = true;
-        // From here on nobody else takes a message. One that comes in is for another start.
-        let messages = look(engine, &partition).await?.map(|queue| queue.messages).unwrap_or_default();
-        if remove(engine, &partition, claim, messages, deadline).await? {
+        has_claimed = true;
+        // From here on no worker takes a message. A message that arrives now is for another start.
+        let messages = read_queue(engine, &partition).await?.map(|queue| queue.messages).unwrap_or_default();
+        if remove_messages(engine, &partition, claim, messages, deadline).await? {
             info!(instance_id = partition.instance_id(), "removed a start that no worker has begun");
             return Ok(true);
         }
     }
 }
 
-/// Claims an instance that does not exist; none where something has changed.
+/// Claims an instance that does not exist. Returns `None` if its document has changed.
 async fn claim(
     engine: &Engine,
     partition: &Partition,
@@ -127,12 +127,12 @@ async fn claim(
         Some(Versioned { document, etag }) => (document, Some(etag)),
         None => (InstanceDocument::new(partition.clone(), token, engine.now()), None),
     };
-    let is_ours = document.lock.as_ref().is_some_and(|lock| lock.token == token);
+    let is_ours = document.claim.lock.as_ref().is_some_and(|lock| lock.token == token);
     if !is_ours && document.locked_until(engine.now()).is_some() {
-        let detail = "a worker is about to begin the instance: look again in a moment".to_owned();
+        let detail = "a worker is about to begin the instance: try again in a moment".to_owned();
         return Err(StoreError::Unavailable { detail });
     }
-    document.hold(token, engine.clock.after(LOCK));
+    document.lock(token, engine.clock.after(LOCK));
     let operation = match &etag {
         Some(etag) => Operation::replace(instance_id(), &document, Some(etag))?,
         None => Operation::create(&document)?,
@@ -145,9 +145,9 @@ async fn claim(
     })
 }
 
-/// Removes messages under a claim, starts first. The last batch takes the claim's document along, and what that
-/// has_inlined. `false` where something has changed.
-async fn remove(
+/// Removes messages under a claim, starts first. The last batch deletes the claim's document with its inlined message.
+/// Returns `false` if a document has changed.
+async fn remove_messages(
     engine: &Engine,
     partition: &Partition,
     mut claim: Versioned<InstanceDocument>,
@@ -161,12 +161,12 @@ async fn remove(
     loop {
         let part = parts.next().unwrap_or_default();
         let is_last = parts.peek().is_none();
-        let mut whole = vec![match is_last {
+        let mut batch = vec![match is_last {
             true => Operation::delete(instance_id(), Some(&claim.etag)),
             false => Operation::replace(instance_id(), &claim.document, Some(&claim.etag))?,
         }];
-        whole.extend_from_slice(part);
-        let written = engine.store.batch(partition, &whole, deadline).await?;
+        batch.extend_from_slice(part);
+        let written = engine.store.batch(partition, &batch, deadline).await?;
         engine.cache.forget(partition);
         let BatchOutcome::Committed(committed) = written else { return Ok(false) };
         if is_last {

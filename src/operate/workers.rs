@@ -1,4 +1,4 @@
-//! Who is there.
+//! The workers of a container.
 
 use crate::{
     cosmos::{queries, StoreError},
@@ -8,52 +8,53 @@ use crate::{
 use serde::Serialize;
 use std::sync::Arc;
 
-/// A process that looks for work.
+/// A worker: a process that looks for work.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub struct Member {
-    /// Its name: a new one for each process.
+    /// The name of the worker. Each process has a new one.
     pub name: String,
-    /// When the service last heard of it, in milliseconds since 1970, by the service's clock.
+    /// The time of its last heartbeat, in milliseconds since 1970, by Cosmos DB's clock.
     pub last_heard: u64,
-    /// Whether that was less than a minute ago, by this process's clock. What is dead is forgotten after an hour.
+    /// Whether the last heartbeat is less than a minute ago, by this process's clock. A dead worker is removed after an
+    /// hour.
     pub alive: bool,
-    /// What it takes of the turns, while a dispatcher there waits for one.
+    /// The turns that it takes. Present while one of its dispatchers waits for turns.
     pub turns: Option<TurnCapabilities>,
-    /// What it takes of the activities, while a worker there waits for one.
+    /// The activities that it takes. Present while one of its dispatchers waits for activities.
     pub activities: Option<ActivityCapabilities>,
-    /// As whom its workers own sessions.
+    /// The owner ids under which it holds sessions.
     pub session_owners: Vec<String>,
 }
 
-/// What a member takes of the turns.
+/// The turns that a worker takes.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub struct TurnCapabilities {
-    /// The slots that it looks after.
+    /// The slots that the worker polls first.
     pub slots: SlotRange,
-    /// The versions of duroxide that it runs, from and to; none where it runs all.
+    /// The lowest and the highest version of duroxide that it runs. `None` stands for all versions.
     pub versions: Option<(String, String)>,
 }
 
-/// What a member takes of the activities.
+/// The activities that a worker takes.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub struct ActivityCapabilities {
-    /// The slots that it looks after.
+    /// The slots that the worker polls first.
     pub slots: SlotRange,
-    /// All of them, whatever their tag.
+    /// Whether it takes all activities, whatever their tag.
     pub any: bool,
-    /// Those without a tag.
+    /// Whether it takes activities without a tag.
     pub untagged: bool,
-    /// Those with one of these tags.
+    /// It takes activities with one of these tags.
     pub tags: Vec<String>,
 }
 
-/// The members, and which of them are alive at this time.
+/// The workers of the container. `now` decides which of them are alive.
 pub(super) async fn members(engine: &Arc<Engine>, now: Millis) -> Result<Vec<Member>, StoreError> {
     let statement = queries::MEMBERS.statement();
     let pages = engine.store.partition_pages(&MemberDocument::partition(), statement, engine.deadline())?;
@@ -65,16 +66,16 @@ pub(super) async fn members(engine: &Arc<Engine>, now: Millis) -> Result<Vec<Mem
 
 impl Member {
     fn of(document: MemberDocument, now: Millis) -> Self {
-        /// A member renews its document every 20 s.
-        const LIFE: Millis = 60_000;
-        let MemberDocument { member: name, turns, work, owners, renewed, .. } = document;
+        /// A worker renews its document every 20 s.
+        const ALIVE_FOR: Millis = 60_000;
+        let MemberDocument { member: name, turns, activities, owners, renewed, .. } = document;
         let turns = turns.map(|Capabilities { need: Versions(versions), slots }| TurnCapabilities { slots, versions });
-        let activities = work.map(|Capabilities { need: Tags { any, untagged, tags }, slots }| {
+        let activities = activities.map(|Capabilities { need: Tags { any, untagged, tags }, slots }| {
             let tags = tags.into_iter().collect();
             ActivityCapabilities { slots, any, untagged, tags }
         });
         let last_heard = renewed * 1_000;
-        let alive = now.saturating_sub(last_heard) < LIFE;
+        let alive = now.saturating_sub(last_heard) < ALIVE_FOR;
         Self { name, last_heard, alive, turns, activities, session_owners: owners }
     }
 }

@@ -1,9 +1,9 @@
-//! Calls that are finished although their caller drops them.
+//! Calls that run to completion even if their caller drops them.
 //!
-//! The end of a turn or an activity is several requests, and memory that must agree with them: the lock's owner, the
-//! ready queue, the outbox. A timeout or a shutdown drops such a call at any await point. If the call ended there, this
-//! process would take the instance for busy until the lock's end, and the messages of a committed turn would wait for a
-//! recovery.
+//! The end of a turn or an activity needs several requests. It also updates memory that must agree with them: the owner
+//! of the lock, the ready queue, the outbox. A timeout or a shutdown drops such a call at any await point. If the call
+//! ended there, this process would treat the instance as busy until the lock ends. The messages of a committed turn
+//! would wait for a recovery poll.
 
 use crate::engine::Engine;
 use duroxide::providers::ProviderError;
@@ -18,10 +18,11 @@ use tracing::{debug, warn};
 
 type CallResult = Result<(), ProviderError>;
 
-/// A call that runs in its caller's task. If the caller drops it after it has begun, a task of its own goes on with it.
+/// A call that runs in its caller's task. If the caller drops it after it has begun, a task of the provider continues
+/// it.
 pub(crate) struct RunToCompletion {
     engine: Arc<Engine>,
-    /// None once it has ended, and while it runs: a call that panicked is not resumed.
+    /// `None` once the call has ended, and while it runs: a call that panicked is not resumed.
     call: Option<BoxFuture<'static, CallResult>>,
 }
 
@@ -47,13 +48,13 @@ impl Future for RunToCompletion {
 impl Drop for RunToCompletion {
     fn drop(&mut self) {
         let Some(call) = self.call.take() else { return };
-        // A caller that does not wait waits for what the call leaves to fetch.
+        // A fetch without a wait time waits for this call, because the call may leave work to fetch.
         let in_flight = self.engine.discovery.claim_in_flight();
         self.engine.spawn(async move {
-            let _under_way = in_flight;
+            let _in_flight = in_flight;
             match call.await {
-                Ok(()) => debug!("finished a call that its caller had dropped"),
-                Err(error) => warn!(%error, "a call that its caller had dropped has failed"),
+                Ok(()) => debug!("completed a call that its caller had dropped"),
+                Err(error) => warn!(%error, "a call that its caller had dropped failed"),
             }
         });
     }

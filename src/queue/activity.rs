@@ -1,8 +1,11 @@
-//! Activities: the claim goes with the turn that schedules it, or with the end of the one before.
+//! Inline claims of activities: the turn that schedules an activity claims it, or the completion of the activity before
+//! it.
 //!
-//! A turn locks as many of its activities as workers wait here, in the order in which it schedules them. The end of an activity locks the
-//! next one of the same instance, if that is the oldest that waits for such a worker: the one whose activity has ended comes back.
-//! Activities of a session are never handed over, since the session is another document; nor is what a turn stages or cancels itself.
+//! - A turn locks as many of its activities as local workers wait, in scheduling order.
+//! - A completion locks the next activity of the same instance, if that is the oldest one for the same worker, which
+//!   fetches again soon.
+//! - Activities of a session are never claimed inline, because the session is another document. Neither are activities
+//!   that a turn stages or cancels itself.
 
 use super::{FetchFilter, FetchTerms, Reserved, PART_OF_LOCK};
 use crate::{
@@ -20,10 +23,10 @@ use futures::future::BoxFuture;
 use std::{collections::HashMap, sync::Arc};
 use tracing::debug;
 
-/// What a dispatcher of activities gets.
-pub(crate) type Work = (WorkItem, String, u32);
+/// The result of a fetch for an activity.
+pub(crate) type ActivityItem = (WorkItem, String, u32);
 
-/// The activities that a dispatcher runs.
+/// The activities that a dispatcher accepts.
 #[derive(Clone, Debug)]
 pub(crate) struct ActivityFilter(pub(crate) TagFilter);
 
@@ -36,25 +39,26 @@ impl FetchFilter for ActivityFilter {
     }
 }
 
-/// The activities of a turn that are claimed by its commit, by execution and id. Dropped after they were sent, they are given back.
+/// The activities that the commit of a turn claims, by execution and id. If they are dropped after they were sent, the
+/// claims are released.
 pub(crate) struct ScheduledClaims {
     engine: Arc<Engine>,
     partition: Partition,
     offers: HashMap<String, ActivityOffer>,
-    /// Those that are claimed, with their ETags where they are known.
+    /// The claimed activities, with their ETags if these are known.
     claimed: Vec<(ActivityDocument, Option<Etag>, ActivityOffer)>,
-    /// The state of the instance that the commit depends on, and until when it may happen.
+    /// The ETag of the instance document on which the commit depends, and the latest time at which it can happen.
     sent: Option<(Etag, Millis)>,
 }
 
 struct ActivityOffer {
     token: String,
     until: Millis,
-    reserved: Reserved<ActivityFilter, Work>,
+    reserved: Reserved<ActivityFilter, ActivityItem>,
 }
 
 impl ScheduledClaims {
-    /// Claims for as many of the turn's activities as workers wait for.
+    /// Reserves waiting workers for the turn's activities, as many as there are.
     pub(crate) fn new(engine: &Arc<Engine>, partition: &Partition, ack: &Ack) -> Self {
         let now = engine.now();
         let mut offers = HashMap::new();
@@ -69,7 +73,7 @@ impl ScheduledClaims {
             }
             let comes_first =
                 |terms: &FetchTerms<ActivityFilter>| engine.discovery.has_activity_for(&terms.filter, now);
-            let Some(reserved) = engine.queue.work.reserve(tag, comes_first) else { break };
+            let Some(reserved) = engine.queue.activities.reserve(tag, comes_first) else { break };
             let until = now.saturating_add(millis(reserved.terms.lock_timeout));
             let offer = ActivityOffer { token: engine.new_token(), until, reserved };
             offers.insert(ActivityDocument::scheduled_id(*execution_id, *id).to_string(), offer);
@@ -81,24 +85,25 @@ impl ScheduledClaims {
         self.offers.is_empty()
     }
 
-    /// Locks an activity that is claimed.
+    /// Locks an activity if it is claimed.
     pub(crate) fn lock(&self, work: &mut ActivityDocument) {
         if let Some(offer) = self.offers.get(work.id.as_str()) {
             work.claim(&offer.token, offer.until);
         }
     }
 
-    /// The commit is about to be sent: it depends on this state of the instance, and can't happen after `until`.
+    /// The commit is about to be sent. It depends on this ETag of the instance document and cannot happen after
+    /// `until`.
     pub(crate) fn sent(&mut self, instance: &Etag, until: Millis) {
         self.sent = Some((instance.clone(), until));
     }
 
-    /// The commit did not happen, or is to be planned without them.
+    /// The commit failed, or it is planned without the claims.
     pub(crate) fn withdraw(&mut self) {
         self.offers.clear();
     }
 
-    /// The commit is there, and these are claimed. `offset` is where `operations` begin in the batch.
+    /// The commit succeeded. `offset` is the index of the first of `operations` in the batch.
     pub(crate) fn done(&mut self, operations: &[Operation], committed: &Committed, offset: usize) {
         let mut offers = std::mem::take(&mut self.offers);
         if offers.is_empty() {
@@ -115,7 +120,7 @@ impl ScheduledClaims {
         }
     }
 
-    /// Whoever waits gets what is claimed. What is not known as it is, is read.
+    /// Gives the claimed activities to the waiting workers. An activity without a known ETag is read first.
     pub(crate) fn serve(mut self) {
         for (work, etag, ActivityOffer { token, reserved, .. }) in std::mem::take(&mut self.claimed) {
             let terms = reserved.terms.clone();
@@ -132,7 +137,7 @@ impl Drop for ScheduledClaims {
         let Some((condition, until)) = self.sent.take().filter(|_| !self.offers.is_empty()) else { return };
         let (engine, partition, offers) =
             (self.engine.clone(), self.partition.clone(), std::mem::take(&mut self.offers));
-        debug!(partition = %partition, activities = offers.len(), "giving back what may have been handed over");
+        debug!(partition = %partition, activities = offers.len(), "releasing inline claims of activities");
         self.engine.spawn(async move {
             engine.until_settled(&partition, &instance_id(), Some(&condition), until).await;
             let mut offers: Vec<(String, String, Millis)> =
@@ -145,18 +150,19 @@ impl Drop for ScheduledClaims {
     }
 }
 
-/// The next activity for a worker whose own has ended, claimed by the same batch. Dropped after it was sent, it is given back.
+/// The next activity for a worker, claimed in the batch that completes its present one. If it is dropped after it was
+/// sent, the claim is released.
 pub(crate) struct InlineNextActivity {
     engine: Arc<Engine>,
     terms: FetchTerms<ActivityFilter>,
-    /// None once it is settled.
+    /// `None` once the outcome is known.
     claim: Option<NextClaim>,
     sent: bool,
 }
 
 struct NextClaim {
     token: String,
-    /// The activity with the lock.
+    /// The activity document with the lock.
     document: ActivityDocument,
     condition: Etag,
     candidate: ActivityCandidate,
@@ -164,7 +170,7 @@ struct NextClaim {
 }
 
 impl InlineNextActivity {
-    /// A claim of the oldest activity that waits for such a worker, if it is of the same instance.
+    /// A claim of the oldest activity for this worker, if it belongs to the same instance.
     pub(crate) fn new(engine: &Arc<Engine>, ended: &ActivityHandle) -> Option<Self> {
         if !engine.config.inline_claims() || engine.stopping.is_cancelled() || !ended.terms.patient {
             return None;
@@ -182,34 +188,35 @@ impl InlineNextActivity {
         Some(Self { engine: engine.clone(), terms, claim: Some(claim), sent: false })
     }
 
-    /// The write that makes it ours.
+    /// The operation that claims the activity.
     pub(crate) fn operation(&mut self) -> Result<Operation, StoreError> {
         let Some(claim) = &self.claim else {
-            return Err(StoreError::Malformed { detail: "a hand-over was settled before it was sent".to_owned() });
+            return Err(StoreError::Malformed { detail: "an inline claim was settled before it was sent".to_owned() });
         };
         let operation = Operation::replace(claim.document.id.clone(), &claim.document, Some(&claim.condition))?;
         self.sent = true;
         Ok(operation)
     }
 
-    /// Until when the batch is tried with it, of a call that has until `deadline`.
+    /// The deadline of the batch with this claim, for a call with this deadline.
     pub(crate) fn deadline(&self, deadline: Deadline) -> Deadline {
         deadline.min(Deadline::after(self.terms.lock_timeout / PART_OF_LOCK))
     }
 
-    /// The batch is done: the worker finds it when it comes back. Where its answer was lost, what is there tells.
+    /// The batch succeeded. The worker gets the activity when it fetches. If the answer was lost, a read shows the
+    /// outcome.
     pub(crate) async fn done(mut self, etag: Option<Etag>) {
         let Some(NextClaim { token, document, seq, .. }) = self.claim.take() else { return };
         self.engine.discovery.activity_taken(&seq);
         let serving = serve(self.engine.clone(), document, etag, token, self.terms.clone(), None);
-        // Its payload may have to be read: the activity that has ended does not wait for that, and its worker hardly.
+        // The payload may have to be read. The completed activity does not wait for that, and its worker hardly does.
         let task = self.engine.tasks.spawn(serving);
         drop(tokio::time::timeout(std::time::Duration::from_millis(50), task).await);
     }
 
-    /// The batch was refused because of it: another has it.
+    /// The batch failed because of the claim: another worker has the activity.
     pub(crate) fn refused(mut self) {
-        crate::telemetry::claim_race("hand-over");
+        crate::telemetry::claim_race("inline");
         if let Some(NextClaim { seq, .. }) = self.claim.take() {
             self.engine.discovery.activity_taken(&seq);
         }
@@ -223,21 +230,22 @@ impl Drop for InlineNextActivity {
             self.engine.discovery.return_activity(candidate, seq);
             return;
         }
-        debug!(id = %document.id, "giving back what may have been handed over");
-        // Most likely it is as it was.
+        debug!(id = %document.id, "releasing an inline claim of an activity");
+        // Most likely the claim did not happen.
         self.engine.discovery.try_activity_again(candidate, seq);
         claim::release_unknown_claim(&self.engine, document, token, condition);
     }
 }
 
-/// Lays an activity that is ours on the counter. Where its ETag is not known, it is read: it may not be ours.
+/// Offers a claimed activity to the waiting worker. Without an ETag the activity is read first, because the claim may
+/// have failed.
 fn serve(
     engine: Arc<Engine>,
     document: ActivityDocument,
     etag: Option<Etag>,
     token: String,
     terms: FetchTerms<ActivityFilter>,
-    reserved: Option<Reserved<ActivityFilter, Work>>,
+    reserved: Option<Reserved<ActivityFilter, ActivityItem>>,
 ) -> BoxFuture<'static, ()> {
     let serving = async move {
         let Some((document, etag)) = ours(&engine, document, etag, &token).await else { return };
@@ -248,25 +256,26 @@ fn serve(
             return claim::release_claim_later(&engine, document, token, until);
         }
         match claim::open(&engine, (document.clone(), etag, token), &terms, engine.deadline()).await {
-            Ok(claim::ActivityClaim::Work(work, _)) => {
+            Ok(claim::ActivityClaim::Claimed(work, _)) => {
                 let engine_too = engine.clone();
-                let release_claim = move |work: Work| claim::release_claim_later(&engine_too, document, work.1, until);
-                engine.queue.work.put_claimed(
+                let release_claim =
+                    move |work: ActivityItem| claim::release_claim_later(&engine_too, document, work.1, until);
+                engine.queue.activities.put_claimed(
                     &engine,
                     (label, &terms),
                     ReleaseOnDrop::new(*work, release_claim),
                     reserved,
                 );
             }
-            // Given back already, or put off.
+            // The claim is already released, or the activity is delayed.
             Ok(_) => {}
-            Err(error) => debug!(id = %document.id, %error, "what was handed over was given back"),
+            Err(error) => debug!(id = %document.id, %error, "an inline claim of an activity was released"),
         }
     };
     Box::pin(serving)
 }
 
-/// The activity as it was written, if that was ours.
+/// The activity document as it was written, if our token has its lock.
 async fn ours(
     engine: &Arc<Engine>,
     document: ActivityDocument,
@@ -287,7 +296,7 @@ async fn ours(
             None
         }
         Err(error) => {
-            debug!(%id, %error, "what was handed over is given back");
+            debug!(%id, %error, "releasing an inline claim of an activity");
             let until = document.due;
             claim::release_claim_later(engine, document, token.to_owned(), until);
             None

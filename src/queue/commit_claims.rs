@@ -1,4 +1,4 @@
-//! What the commit of a turn claims: its activities for workers that wait, and the next turn of the instance.
+//! The inline claims of a commit: activities for waiting workers, and the next turn of the instance.
 
 use super::{activity::ScheduledClaims, retained_lock::RetainedLock};
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
 use azure_core::http::Etag;
 use std::sync::Arc;
 
-/// Claims that go with a commit. Dropped after they were sent, they are given back.
+/// The inline claims in a commit. If they are dropped after they were sent, the claims are released.
 pub(crate) struct CommitClaims {
     pub(crate) activities: ScheduledClaims,
     next: Option<RetainedLock>,
@@ -22,7 +22,8 @@ impl CommitClaims {
         Self { activities, next: RetainedLock::new(engine, handle, state, ack) }
     }
 
-    /// Locks the document that the commit leaves, if the next turn goes with it. What was sent before was refused.
+    /// Locks the document that the commit writes, if the commit claims the next turn. An earlier batch with these
+    /// claims has failed.
     pub(crate) fn lock(&mut self, document: &mut InstanceDocument, operations: &mut Vec<Operation>) {
         if let Some(next) = &mut self.next {
             next.lock(document, operations);
@@ -33,7 +34,8 @@ impl CommitClaims {
         self.activities.is_empty() && self.next.is_none()
     }
 
-    /// The commit is about to be sent with this document: it depends on this state of the instance, and can't happen after `until`.
+    /// The commit is about to be sent with this document. It depends on this ETag of the instance document and cannot
+    /// happen after `until`.
     pub(crate) fn sent(&mut self, document: &InstanceDocument, condition: &Etag, until: Millis) {
         self.activities.sent(condition, until);
         if let Some(next) = &mut self.next {
@@ -41,7 +43,7 @@ impl CommitClaims {
         }
     }
 
-    /// The commit did not happen, or is to be planned without them.
+    /// The commit failed, or it is planned without the claims.
     pub(crate) fn withdraw(&mut self) {
         self.activities.withdraw();
         if let Some(mut next) = self.next.take() {
@@ -49,13 +51,13 @@ impl CommitClaims {
         }
     }
 
-    /// The commit is there, and what it claims is ours. `offset` is where `operations` begin in the batch.
+    /// The commit and its claims succeeded. `offset` is the index of the first of `operations` in the batch.
     pub(crate) fn done(&mut self, operations: &[Operation], committed: &Committed, offset: usize) {
         self.activities.done(operations, committed, offset);
     }
 
-    /// Whoever waits gets what is claimed; `instance` is the ETag that the commit has left and what is known by now, if anything is. Whether the next
-    /// turn is among it.
+    /// Gives the claimed items to the waiting dispatchers. `instance` has the ETag that the commit wrote and the cached
+    /// contents, if they are known. Returns whether the next turn is among the items.
     pub(crate) fn serve(self, instance: Option<(Etag, Option<Contents>)>) -> bool {
         self.activities.serve();
         match (self.next, instance) {

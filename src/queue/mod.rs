@@ -1,18 +1,24 @@
-//! Handed over: the write that makes work carries the claim for a dispatcher that waits for it.
+//! The local queue: waiting fetches, and items that are already claimed for them.
 //!
-//! A dispatcher that waits is a standing order: it says how long it would lock and what it takes. Whoever is about to write what
-//! such a dispatcher would claim next (a start, the end of an activity, a turn with activities, a delivery) *reserves* an order,
-//! and puts the claim into the same batch ([`turn`], [`work`]); a commit keeps the lock for the next turn ([`kept`]). Once the
-//! batch is done, what was claimed lies on the *counter*, and the dispatcher that was reserved, or any other that fits, takes it without a request.
+//! *Inline claims.* A write that creates work also claims it, if a local dispatcher is waiting. Such a write is a
+//! start, a completion, a turn with activities, or a delivery.
 //!
-//! Invariants.
-//! 1. A hand-over is a claim like any other: conditional on the document that it locks, counted, fenced by the ETag that the batch
-//!    returns. A batch whose condition fails is sent again without it.
-//! 2. *First come.* An order is reserved only while nothing is ready in the queue that fits it.
-//! 3. What is claimed for nobody is given back, uncounted: an offer that is dropped after it was sent, whatever became of its batch; and
-//!    what nobody has taken from the counter for [`KEPT_FOR`].
+//! 1. A waiting dispatcher registers how long it would lock and which work it accepts.
+//! 2. The process reserves a waiting fetch and puts the claim into the batch of the write ([`turn`], [`activity`]). A
+//!    commit retains the lock for the next turn ([`retained_lock`]).
+//! 3. After the batch the claimed item is in the local queue. The reserved dispatcher, or any other that fits, takes it
+//!    without a request.
 //!
-//! Crash points: as those of a claim. The lock of what was handed over by a process that died expires.
+//! Invariants:
+//!
+//! 1. An inline claim is a claim like any other: conditional on the document that it locks, counted, and fenced by the
+//!    ETag that the batch returns. If the condition fails, the batch is sent again without the claim.
+//! 2. *First come.* A fetch is reserved only while nothing that fits it is ready in the ready queue.
+//! 3. A claim that no fetch picks up is released without counting an attempt. This applies to a claim that is dropped
+//!    after it was sent, whatever the outcome of its batch. It also applies to an item that no fetch has taken within
+//!    [`MAX_WAIT`].
+//!
+//! Crash points: as those of a claim. If the process dies, the locks of its inline claims expire.
 
 pub(crate) mod activity;
 pub(crate) mod commit_claims;
@@ -29,14 +35,14 @@ use std::{
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// So long something lies on the counter before it is given back: dispatchers come back at once, or are busy.
-const KEPT_FOR: Duration = Duration::from_millis(200);
-/// A hand-over may take this part of the lock, then the plain way is taken.
+/// How long a claimed item waits for a fetch before it is released. Dispatchers fetch again at once, or they are busy.
+const MAX_WAIT: Duration = Duration::from_millis(200);
+/// A batch with an inline claim may take this part of the lock timeout. After that the batch is sent without the claim.
 const PART_OF_LOCK: u32 = 4;
 
-/// What a dispatcher takes.
+/// The filter of a dispatcher.
 pub(crate) trait FetchFilter: Clone + Send {
-    /// What is said of something that lies on the counter.
+    /// The properties of a claimed item that the filter examines.
     type Label: Send;
 
     fn takes(&self, label: &Self::Label) -> bool;
@@ -46,32 +52,32 @@ pub(crate) trait FetchFilter: Clone + Send {
 #[derive(Clone, Debug)]
 pub(crate) struct FetchTerms<W> {
     pub(crate) lock_timeout: Duration,
-    /// It waits for something, and so comes back when what it gets has ended.
+    /// The dispatcher waits for work, so it fetches again when its item has ended.
     pub(crate) patient: bool,
     pub(crate) filter: W,
 }
 
 impl<W: FetchFilter> FetchTerms<W> {
-    /// Whether a dispatcher takes what was locked for so long.
+    /// Whether a dispatcher accepts an item that is locked for `lock_timeout`.
     fn take(&self, label: &W::Label, lock_timeout: Duration) -> bool {
         self.lock_timeout <= lock_timeout && self.filter.takes(label)
     }
 }
 
-/// Where dispatchers of one kind wait, and what was claimed for them.
+/// The waiting fetches of one kind, and the items that are claimed for them.
 pub(crate) struct WaitingFetches<W: FetchFilter, G>(Arc<Mutex<FetchState<W, G>>>);
 
 struct FetchState<W: FetchFilter, G> {
-    /// Those who wait, by when they came.
+    /// The waiting fetches, in order of arrival.
     waiting: BTreeMap<u64, Waiting<W>>,
-    /// What was claimed, in the order in which it was.
+    /// The claimed items, in the order of their claims.
     claimed: BTreeMap<u64, ClaimedItem<W, G>>,
     next: u64,
 }
 
 struct Waiting<W> {
     terms: FetchTerms<W>,
-    /// It has looked at the queue, found nothing, and mark_idle.
+    /// The fetch has found nothing in the ready queue and sleeps.
     asleep: bool,
     reserved: bool,
     called: Arc<Notify>,
@@ -79,20 +85,21 @@ struct Waiting<W> {
 
 struct ClaimedItem<W: FetchFilter, G> {
     label: W::Label,
-    /// For how long it was locked.
+    /// The lock timeout of the claim.
     lock_timeout: Duration,
-    laid: Instant,
-    parcel: ReleaseOnDrop<G>,
-    /// Its dispatcher is not offered anything else meanwhile.
+    claimed_at: Instant,
+    item: ReleaseOnDrop<G>,
+    /// Its dispatcher gets no other item meanwhile.
     reserved: Option<Reserved<W, G>>,
 }
 
 impl<W: FetchFilter, G> FetchState<W, G> {
-    /// Removes things whose lock was taken a quarter of its time ago. Dropping them gives them back, which must not happen under the
-    /// lock of the counter.
+    /// Removes items whose lock was taken more than a quarter of its time ago. Dropping an item releases its claim,
+    /// which must not happen under this mutex.
     fn remove_old(&mut self) -> Vec<ClaimedItem<W, G>> {
-        let is_old = |good: &ClaimedItem<W, G>| good.laid.elapsed() > good.lock_timeout / 4;
-        let old: Vec<u64> = self.claimed.iter().filter(|(_, good)| is_old(good)).map(|(number, _)| *number).collect();
+        let is_old = |claimed: &ClaimedItem<W, G>| claimed.claimed_at.elapsed() > claimed.lock_timeout / 4;
+        let old: Vec<u64> =
+            self.claimed.iter().filter(|(_, claimed)| is_old(claimed)).map(|(number, _)| *number).collect();
         old.iter().filter_map(|number| self.claimed.remove(number)).collect()
     }
 }
@@ -117,17 +124,18 @@ where
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A dispatcher comes to the counter, for as long as what this returns is kept.
+    /// Registers a waiting fetch, until the returned guard is dropped.
     pub(crate) fn register(&self, terms: FetchTerms<W>) -> WaitingFetch<W, G> {
         let mut inner = self.lock();
         inner.next += 1;
         let (number, called) = (inner.next, Arc::new(Notify::new()));
         let waiting = Waiting { terms, asleep: false, reserved: false, called: called.clone() };
         inner.waiting.insert(number, waiting);
-        WaitingFetch { counter: self.clone(), number, called }
+        WaitingFetch { waiting_fetches: self.clone(), number, called }
     }
 
-    /// Reserves a dispatcher that mark_idle and takes this; `comes_first` tells of one with these terms that something older waits for it.
+    /// Reserves a sleeping fetch that accepts an item with this label. `comes_first` tells whether older work is ready
+    /// for a fetch with these terms.
     fn reserve(&self, label: &W::Label, comes_first: impl Fn(&FetchTerms<W>) -> bool) -> Option<Reserved<W, G>> {
         let mut inner = self.lock();
         let is_free = |waiting: &&mut Waiting<W>| {
@@ -137,21 +145,21 @@ where
             inner.waiting.iter_mut().map(|(number, waiting)| (*number, waiting)).find(|(_, w)| is_free(w))?;
         waiting.reserved = true;
         let (terms, called) = (waiting.terms.clone(), waiting.called.clone());
-        Some(Reserved { counter: self.clone(), number, terms, called })
+        Some(Reserved { waiting_fetches: self.clone(), number, terms, called })
     }
 
-    /// Whether somebody waits whom nobody has reserved.
+    /// Whether a fetch sleeps and is not reserved.
     fn has_idle(&self) -> bool {
         self.lock().waiting.values().any(|waiting| waiting.asleep && !waiting.reserved)
     }
 
-    /// Lays something on the counter that was claimed as `terms` say, and calls the dispatcher that was reserved for it, or, where there is
-    /// none or it has gone, another that takes it. Where nobody comes for it, it is given back.
+    /// Adds an item that was claimed with these terms, and wakes the fetch that was reserved for it. If there is none,
+    /// or it has gone, another fetch that accepts the item is woken. If no fetch takes the item, it is released.
     fn put_claimed(
         &self,
         engine: &Arc<Engine>,
         (label, terms): (W::Label, &FetchTerms<W>),
-        parcel: ReleaseOnDrop<G>,
+        item: ReleaseOnDrop<G>,
         reserved: Option<Reserved<W, G>>,
     ) where
         G: 'static,
@@ -169,62 +177,65 @@ where
             });
             inner.next += 1;
             let number = inner.next;
-            inner.claimed.insert(number, ClaimedItem { label, lock_timeout, laid: Instant::now(), parcel, reserved });
+            inner
+                .claimed
+                .insert(number, ClaimedItem { label, lock_timeout, claimed_at: Instant::now(), item, reserved });
             (number, called)
         };
         if let Some(called) = called {
             called.notify_one();
         }
-        let (counter, stopping) = (self.clone(), engine.stopping.clone());
+        let (waiting_fetches, stopping) = (self.clone(), engine.stopping.clone());
         engine.spawn(async move {
             tokio::select! {
                 biased;
                 () = stopping.cancelled() => {}
-                () = tokio::time::sleep(KEPT_FOR.min(lock_timeout / 8)) => {}
+                () = tokio::time::sleep(MAX_WAIT.min(lock_timeout / 8)) => {}
             }
-            // It is given back where it is dropped, which must not happen under the lock.
-            let left = counter.lock().claimed.remove(&number);
+            // Dropping the item releases its claim, which must not happen under the mutex.
+            let left = waiting_fetches.lock().claimed.remove(&number);
             drop(left);
         });
     }
 
-    /// The first thing on the counter that fits. One that locks for longer would renew too late. If the task that removes things ended
-    /// with its runtime, they may lie here for longer than their locks last: those are given back.
+    /// Takes the first claimed item that fits. A fetch with a longer lock timeout would renew the lock too late, so it
+    /// does not fit. The task that removes items may have ended with its tokio runtime. So this also releases items
+    /// that are too old.
     pub(crate) fn take(&self, terms: &FetchTerms<W>) -> Option<G> {
-        let (good, _old) = {
+        let (claimed, _old) = {
             let mut inner = self.lock();
             let old = inner.remove_old();
-            let fits = |good: &ClaimedItem<W, G>| terms.take(&good.label, good.lock_timeout);
-            let number = inner.claimed.iter().find(|(_, good)| fits(good)).map(|(number, _)| *number);
+            let fits = |claimed: &ClaimedItem<W, G>| terms.take(&claimed.label, claimed.lock_timeout);
+            let number = inner.claimed.iter().find(|(_, claimed)| fits(claimed)).map(|(number, _)| *number);
             (number.and_then(|number| inner.claimed.remove(&number)), old)
         };
-        let ClaimedItem { parcel, reserved, .. } = good?;
+        let ClaimedItem { item, reserved, .. } = claimed?;
         drop(reserved);
-        parcel.open()
+        item.open()
     }
 }
 
-/// A dispatcher at the counter. It leaves when this is dropped.
+/// The registration of a waiting fetch. Dropping it ends the registration.
 pub(crate) struct WaitingFetch<W: FetchFilter + 'static, G: Send + 'static> {
-    counter: WaitingFetches<W, G>,
+    waiting_fetches: WaitingFetches<W, G>,
     number: u64,
     called: Arc<Notify>,
 }
 
 impl<W: FetchFilter, G: Send> WaitingFetch<W, G> {
-    /// It has nothing to do until what this returns is dropped.
-    pub(crate) fn mark_idle(&self) -> Asleep<'_, W, G> {
+    /// Marks the fetch as sleeping until the returned guard is dropped.
+    pub(crate) fn mark_idle(&self) -> IdleGuard<'_, W, G> {
         self.set_asleep(true);
-        Asleep(self)
+        IdleGuard(self)
     }
 
     fn set_asleep(&self, asleep: bool) {
-        if let Some(waiting) = self.counter.lock().waiting.get_mut(&self.number) {
+        if let Some(waiting) = self.waiting_fetches.lock().waiting.get_mut(&self.number) {
             waiting.asleep = asleep;
         }
     }
 
-    /// Something lies on the counter for it.
+    /// Waits until an item is claimed for this fetch.
     pub(crate) async fn called(&self) {
         self.called.notified().await;
     }
@@ -232,22 +243,22 @@ impl<W: FetchFilter, G: Send> WaitingFetch<W, G> {
 
 impl<W: FetchFilter, G: Send> Drop for WaitingFetch<W, G> {
     fn drop(&mut self) {
-        self.counter.lock().waiting.remove(&self.number);
+        self.waiting_fetches.lock().waiting.remove(&self.number);
     }
 }
 
-/// A dispatcher that mark_idle.
-pub(crate) struct Asleep<'a, W: FetchFilter + 'static, G: Send + 'static>(&'a WaitingFetch<W, G>);
+/// A fetch that is marked as sleeping.
+pub(crate) struct IdleGuard<'a, W: FetchFilter + 'static, G: Send + 'static>(&'a WaitingFetch<W, G>);
 
-impl<W: FetchFilter, G: Send> Drop for Asleep<'_, W, G> {
+impl<W: FetchFilter, G: Send> Drop for IdleGuard<'_, W, G> {
     fn drop(&mut self) {
         self.0.set_asleep(false);
     }
 }
 
-/// A dispatcher that nobody else may offer anything, until this is dropped.
+/// A reserved fetch. No other claim can reserve it until this is dropped.
 struct Reserved<W: FetchFilter, G> {
-    counter: WaitingFetches<W, G>,
+    waiting_fetches: WaitingFetches<W, G>,
     number: u64,
     terms: FetchTerms<W>,
     called: Arc<Notify>,
@@ -255,18 +266,18 @@ struct Reserved<W: FetchFilter, G> {
 
 impl<W: FetchFilter, G> Drop for Reserved<W, G> {
     fn drop(&mut self) {
-        let mut inner = self.counter.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.waiting_fetches.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(waiting) = inner.waiting.get_mut(&self.number) {
             waiting.reserved = false;
         }
     }
 }
 
-/// The counters of a process.
+/// The waiting fetches of a process, and the items that are claimed for them.
 #[derive(Default)]
 pub(crate) struct LocalQueue {
     pub(crate) turns: WaitingFetches<turn::TurnFilter, turn::Turn>,
-    pub(crate) work: WaitingFetches<activity::ActivityFilter, activity::Work>,
+    pub(crate) activities: WaitingFetches<activity::ActivityFilter, activity::ActivityItem>,
 }
 
 #[cfg(test)]

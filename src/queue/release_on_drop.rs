@@ -1,6 +1,6 @@
-//! What a claim hands over, so that nothing stays locked by nobody when the caller has gone away.
+//! A guard that releases a claim when it is dropped, so that nothing stays locked after its caller has gone away.
 
-/// Something claimed for a caller. Where nobody takes it out, it is given back.
+/// An item that is claimed for a caller. Dropping it releases the claim, unless the caller has taken it out.
 pub(crate) struct ReleaseOnDrop<T> {
     contents: Option<T>,
     release_claim: Option<Box<dyn FnOnce(T) + Send>>,
@@ -11,7 +11,7 @@ impl<T> ReleaseOnDrop<T> {
         Self { contents: Some(contents), release_claim: Some(Box::new(release_claim)) }
     }
 
-    /// The caller has it now.
+    /// Takes the item out, for a caller that has received it.
     pub(crate) fn open(mut self) -> Option<T> {
         self.release_claim = None;
         self.contents.take()

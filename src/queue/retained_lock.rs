@@ -1,9 +1,10 @@
-//! The next turn: a commit keeps the lock for it, if something waits for the instance already.
+//! The retained lock: a commit keeps the lock for the next turn, if work already waits for the instance.
 //!
-//! That is a message which came while the turn ran, or the start with which the turn continues as new. The dispatcher whose turn has ended comes
-//! back for it. Ends of activities and children are no reason as long as others are to come: they share a turn.
+//! Such work is a message that arrived during the turn, or the start with which the turn continues as new. The
+//! dispatcher whose turn has ended takes the next turn. Completions of activities and children are no reason while more
+//! of them are to come, because they share a turn.
 //!
-//! The instance is not kept from others for ever: after [`MOST_IN_A_ROW`] turns there is a commit that lets go of it.
+//! Other workers get their chance: after [`MAX_IN_A_ROW`] turns a commit releases the lock.
 
 use super::{
     turn::{open_and_offer, pinned},
@@ -14,33 +15,33 @@ use crate::{
     discovery::{self, TurnCandidate},
     engine::Engine,
     model::{clock::millis, kind, status, DocumentId, InstanceDocument, MessageDocument, Millis, Operation, Partition},
-    turn::{cache::Contents, claim::Ours, plan::Ack, release, Runner, TurnHandle, TurnState},
+    turn::{cache::Contents, claim::ClaimedInstance, plan::Ack, release, Runner, TurnHandle, TurnState},
 };
 use azure_core::http::Etag;
 use duroxide::providers::WorkItem;
 use std::sync::Arc;
 use tracing::debug;
 
-/// So many turns in a row keep the lock.
-const MOST_IN_A_ROW: u32 = 8;
+/// This many turns in a row retain the lock at most.
+const MAX_IN_A_ROW: u32 = 8;
 
-/// A claim of the next turn that goes with the commit of one. Dropped after it was sent, it is given back.
+/// The claim of the next turn, in the commit of a turn. If it is dropped after it was sent, the claim is released.
 pub(super) struct RetainedLock {
     engine: Arc<Engine>,
     partition: Partition,
     token: String,
     runner: Runner,
     claimed_at: Millis,
-    /// The document with the lock, and the state that its write depends on.
+    /// The document with the lock, and the ETag on which its write depends.
     sent: Option<(InstanceDocument, Etag)>,
 }
 
 impl RetainedLock {
-    /// A claim of the next turn, if something waits for it and for nobody else who would come first.
+    /// A claim of the next turn, if work waits for it and no older work waits for the dispatcher.
     pub(super) fn new(engine: &Arc<Engine>, handle: &TurnHandle, state: &TurnState, ack: &Ack) -> Option<Self> {
         let runner = Runner { in_a_row: state.runner.in_a_row + 1, ..state.runner.clone() };
         let comes_back = runner.terms.patient && !engine.stopping.is_cancelled();
-        if !engine.config.inline_claims() || !comes_back || runner.in_a_row > MOST_IN_A_ROW {
+        if !engine.config.inline_claims() || !comes_back || runner.in_a_row > MAX_IN_A_ROW {
             return None;
         }
         let now = engine.now();
@@ -55,55 +56,57 @@ impl RetainedLock {
         Some(Self { engine, partition, token, runner, claimed_at: now, sent: None })
     }
 
-    /// Locks the document that a commit leaves, if nothing is in the way. What was sent before was refused. `operations` are what goes with it.
+    /// Locks the document that a commit writes, if nothing prevents it. An earlier batch with this claim has failed.
+    /// `operations` are the other writes of the commit.
     pub(super) fn lock(&mut self, document: &mut InstanceDocument, operations: &mut Vec<Operation>) {
         self.sent = None;
-        let is_free = document.deleting.is_none()
+        let is_free = document.removal.deleting.is_none()
             && document.due.is_none()
-            && !document.deferred
+            && !document.waiting.deferred
             && !document.needs_recovery()
             && self.runner.terms.filter.takes(&pinned(document));
         if is_free {
             self.claimed_at = self.engine.now();
             inline_start(document, operations);
-            document.hold(&self.token, self.claimed_at.saturating_add(millis(self.runner.terms.lock_timeout)));
-            document.claims.push(self.claimed_at);
+            document.lock(&self.token, self.claimed_at.saturating_add(millis(self.runner.terms.lock_timeout)));
+            document.claim.claims.push(self.claimed_at);
         }
     }
 
-    /// The commit is about to be sent with this document: it depends on this state of the instance.
+    /// The commit is about to be sent with this document, on condition of this ETag.
     pub(super) fn sent(&mut self, document: &InstanceDocument, condition: &Etag) {
         if document.held_by(&self.token) {
             self.sent = Some((document.clone(), condition.clone()));
         }
     }
 
-    /// The commit did not happen, or is sent without it.
+    /// The commit failed, or it is sent without the claim.
     pub(super) fn withdraw(&mut self) {
         self.sent = None;
     }
 
-    /// The commit is there: whoever comes back gets the next turn. `contents` are what is known of the instance by now. Whether there is one.
+    /// The commit succeeded. The dispatcher gets the next turn when it fetches. `contents` are the cached contents of
+    /// the instance. Returns whether there is a next turn.
     pub(super) fn serve(mut self, etag: Etag, contents: Option<Contents>) -> bool {
         let Some((document, _)) = self.sent.take() else { return false };
         let (engine, partition) = (self.engine.clone(), self.partition.clone());
-        let until = document.lock.as_ref().map_or(0, |lock| lock.until);
+        let until = document.claim.lock.as_ref().map_or(0, |lock| lock.until);
         let history = contents.as_ref().map(|contents| contents.history.as_slice());
-        let candidate = engine.discovery.turn_kept(&partition, history, until);
-        let candidate = candidate.unwrap_or_else(|| match document.inlined {
-            Some(_) => TurnCandidate::of_nothing(partition.clone()),
+        let candidate = engine.discovery.turn_retained(&partition, history, until);
+        let candidate = candidate.unwrap_or_else(|| match document.waiting.inlined {
+            Some(_) => TurnCandidate::without_messages(partition.clone()),
             None => TurnCandidate::new(partition.clone(), false),
         });
         let (token, claimed_at, runner) = (self.token.clone(), self.claimed_at, self.runner.clone());
         let in_flight = engine.discovery.claim_in_flight();
-        let ours = Ours { token, document, etag, claimed_at, runner, contents };
+        let ours = ClaimedInstance { token, document, etag, claimed_at, runner, contents };
         self.engine.spawn(async move {
             let _under_way = in_flight;
             match open_and_offer(&engine, &candidate, ours, None).await {
                 Ok(true) => {}
                 Ok(false) => engine.discovery.claim_failed(&candidate, claimed_at),
                 Err(error) => {
-                    debug!(instance_id = partition.instance_id(), %error, "a lock that was kept is given back");
+                    debug!(instance_id = partition.instance_id(), %error, "releasing a retained lock");
                     engine.discovery.claim_failed(&candidate, claimed_at);
                     engine.discovery.turn_returned(&partition, engine.clock.after(error.pause()));
                 }
@@ -116,13 +119,13 @@ impl RetainedLock {
 impl Drop for RetainedLock {
     fn drop(&mut self) {
         let Some((document, condition)) = self.sent.take() else { return };
-        debug!(instance_id = self.partition.instance_id(), "giving back a lock that may have been kept");
+        debug!(instance_id = self.partition.instance_id(), "releasing a retained lock of unknown outcome");
         let (token, due) = (self.token.clone(), self.engine.now());
         release::release_unknown_claim(&self.engine, &document, token, Some(condition), due);
     }
 }
 
-/// The start with which the turn continues as new needs no document of its own.
+/// Inlines the start with which the turn continues as new, so it needs no document of its own.
 fn inline_start(document: &mut InstanceDocument, operations: &mut Vec<Operation>) {
     let start = operations.iter().enumerate().find_map(|(at, operation)| {
         let Operation::Create { document: created } = operation else { return None };
@@ -142,7 +145,7 @@ fn continues_as_new(partition: &Partition, ack: &Ack) -> bool {
     })
 }
 
-/// Whether messages are there that the turn did not take, and it is time for them.
+/// Whether messages are due that the turn did not take.
 fn something_waits(engine: &Engine, partition: &Partition, state: &TurnState, ack: &Ack, now: Millis) -> bool {
     let history = state.contents.iter().flat_map(|contents| contents.history.iter());
     let to_come = discovery::open(history.chain(&ack.events)).count();

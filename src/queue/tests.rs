@@ -11,32 +11,35 @@ fn tag(tag: &str) -> Option<String> {
 }
 
 #[test]
-fn only_who_sleeps_and_takes_it_is_reserved_and_once() {
-    let counter: WaitingFetches<ActivityFilter, u32> = WaitingFetches::default();
+fn a_claim_reserves_a_sleeping_fetch_that_accepts_the_item_and_only_once() {
+    let waiting_fetches: WaitingFetches<ActivityFilter, u32> = WaitingFetches::default();
     let nothing_older = |_: &FetchTerms<ActivityFilter>| false;
-    let gpu = counter.register(terms(&["gpu"]));
-    assert!(counter.reserve(&tag("gpu"), nothing_older).is_none(), "it is awake");
-    let asleep = gpu.mark_idle();
-    assert!(counter.reserve(&tag("cpu"), nothing_older).is_none());
-    assert!(counter.reserve(&tag("gpu"), |_| true).is_none(), "something older waits for it");
-    let reserved = counter.reserve(&tag("gpu"), nothing_older).expect("it waits");
-    assert!(counter.reserve(&tag("gpu"), nothing_older).is_none(), "it is reserved");
+    let gpu = waiting_fetches.register(terms(&["gpu"]));
+    assert!(waiting_fetches.reserve(&tag("gpu"), nothing_older).is_none(), "it does not sleep");
+    let idle = gpu.mark_idle();
+    assert!(waiting_fetches.reserve(&tag("cpu"), nothing_older).is_none());
+    assert!(waiting_fetches.reserve(&tag("gpu"), |_| true).is_none(), "something older waits for it");
+    let reserved = waiting_fetches.reserve(&tag("gpu"), nothing_older).expect("it waits");
+    assert!(waiting_fetches.reserve(&tag("gpu"), nothing_older).is_none(), "it is reserved");
     drop(reserved);
-    assert!(counter.reserve(&tag("gpu"), nothing_older).is_some(), "it was not needed");
-    drop(asleep);
-    assert!(counter.reserve(&tag("gpu"), nothing_older).is_none());
+    assert!(waiting_fetches.reserve(&tag("gpu"), nothing_older).is_some(), "it was not needed");
+    drop(idle);
+    assert!(waiting_fetches.reserve(&tag("gpu"), nothing_older).is_none());
 }
 
 #[test]
-fn who_has_left_is_not_reserved_and_does_no_harm_to_what_was() {
-    let counter: WaitingFetches<TurnFilter, u32> = WaitingFetches::default();
-    let standing =
-        counter.register(FetchTerms { lock_timeout: Duration::from_secs(1), patient: true, filter: TurnFilter(None) });
-    let asleep = standing.mark_idle();
-    let reserved = counter.reserve(&None, |_| false).expect("it waits");
-    drop(asleep);
-    drop(standing);
-    assert!(counter.reserve(&None, |_| false).is_none());
+fn a_fetch_that_has_left_is_not_reserved_and_its_reservation_ends() {
+    let waiting_fetches: WaitingFetches<TurnFilter, u32> = WaitingFetches::default();
+    let waiting_fetch = waiting_fetches.register(FetchTerms {
+        lock_timeout: Duration::from_secs(1),
+        patient: true,
+        filter: TurnFilter(None),
+    });
+    let idle = waiting_fetch.mark_idle();
+    let reserved = waiting_fetches.reserve(&None, |_| false).expect("it waits");
+    drop(idle);
+    drop(waiting_fetch);
+    assert!(waiting_fetches.reserve(&None, |_| false).is_none());
     drop(reserved);
-    assert!(counter.lock().waiting.is_empty());
+    assert!(waiting_fetches.lock().waiting.is_empty());
 }

@@ -1,9 +1,13 @@
-//! Turns: the claim of an instance goes with the write of a message for it.
+//! Inline claims of turns: the write of a message also claims its instance.
 //!
-//! For a start that is the creation of the instance's document, locked. For any other message it is a replacement of the document
-//! that this process knows, with its history and values, since it has committed the last turn; nothing may be in the way (a lock,
-//! earlier claims, a deletion, deferred messages …), and nothing may be ready for the instance that came before. The end of an activity,
-//! or of a child, carries the claim only if it is the last that the instance waits for; the others, which wait for it, share its turn.
+//! For a start the batch creates the instance document, locked. For any other message it replaces the document that
+//! this process has cached since it committed the last turn, with its history and values. The claim is not made if
+//!
+//! - the document has a lock, earlier claims, a deletion, deferred messages or the like, or
+//! - older work for the instance is ready.
+//!
+//! The completion of an activity or a child makes the claim only if it is the last for which the instance waits.
+//! Earlier completions wait and share its turn.
 
 use super::{FetchFilter, FetchTerms, Reserved, PART_OF_LOCK};
 use crate::{
@@ -13,8 +17,8 @@ use crate::{
     model::{clock::millis, DeliveredDocument, InstanceDocument, MessageDocument, Millis, Operation},
     queue::release_on_drop::ReleaseOnDrop,
     turn::{
-        cache::{Contents, Known},
-        claim::{self, Ours, TurnClaim},
+        cache::{CachedInstance, Contents},
+        claim::{self, ClaimedInstance, TurnClaim},
         instance_id, load, open, release, Runner,
     },
 };
@@ -23,10 +27,10 @@ use duroxide::providers::{DispatcherCapabilityFilter, OrchestrationItem, WorkIte
 use std::sync::Arc;
 use tracing::debug;
 
-/// What a dispatcher of turns gets.
+/// The result of a fetch for a turn.
 pub(crate) type Turn = (OrchestrationItem, String, u32);
 
-/// The versions that a dispatcher runs.
+/// The duroxide versions that a dispatcher supports.
 #[derive(Clone, Debug)]
 pub(crate) struct TurnFilter(pub(crate) Option<DispatcherCapabilityFilter>);
 
@@ -39,8 +43,8 @@ impl FetchFilter for TurnFilter {
     }
 }
 
-/// Whether a dispatcher with this filter runs an execution that is pinned so, as far as that is known. A filter without
-/// version ranges takes nothing: no unpinned execution either.
+/// Whether a dispatcher with this filter accepts an execution that is pinned to this version, if the version is known.
+/// A filter without version ranges accepts nothing, not even an unpinned execution.
 pub(crate) fn takes(filter: Option<&DispatcherCapabilityFilter>, pinned: Option<&semver::Version>) -> bool {
     let Some(filter) = filter else { return true };
     match pinned {
@@ -49,24 +53,24 @@ pub(crate) fn takes(filter: Option<&DispatcherCapabilityFilter>, pinned: Option<
     }
 }
 
-/// What a message is to its instance.
+/// The meaning of a message for its instance.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// It begins it.
+pub(crate) enum MessageKind {
+    /// It starts the instance or an execution.
     Start,
-    /// It ends one of the things that it waits for.
-    End,
+    /// It completes an activity or a child for which the instance waits.
+    Completion,
     Other,
 }
 
-impl Kind {
+impl MessageKind {
     pub(crate) fn of(item: &WorkItem) -> Self {
         match item {
             WorkItem::StartOrchestration { .. } | WorkItem::ContinueAsNew { .. } => Self::Start,
             WorkItem::ActivityCompleted { .. }
             | WorkItem::ActivityFailed { .. }
             | WorkItem::SubOrchCompleted { .. }
-            | WorkItem::SubOrchFailed { .. } => Self::End,
+            | WorkItem::SubOrchFailed { .. } => Self::Completion,
             _ => Self::Other,
         }
     }
@@ -76,22 +80,23 @@ impl Kind {
     }
 }
 
-/// A claim that goes with the write of a message. Dropped after it was sent, it is given back.
+/// An inline claim of a turn, in the batch that writes a message. If it is dropped after it was sent, the claim is
+/// released.
 pub(crate) struct InlineTurnClaim {
     engine: Arc<Engine>,
-    /// None once it is settled.
+    /// `None` once the outcome is known.
     claim: Option<Claim>,
     message: MessageDocument,
-    /// Ends that are there already.
+    /// Completions that are already queued.
     others: TurnCandidate,
     sent: bool,
 }
 
 struct Claim {
     token: String,
-    /// The instance's document with the lock.
+    /// The instance document with the lock.
     document: InstanceDocument,
-    /// What its write depends on; none where it depends on there being no document.
+    /// The ETag on which the write depends. `None` if it depends on the absence of the document.
     condition: Option<Etag>,
     contents: Option<Contents>,
     claimed_at: Millis,
@@ -99,49 +104,50 @@ struct Claim {
 }
 
 impl InlineTurnClaim {
-    /// A claim for this message, if a dispatcher waits for it and nothing is in the way.
-    pub(crate) fn new(engine: &Arc<Engine>, message: &MessageDocument, kind: Kind) -> Option<Self> {
+    /// An inline claim for this message, if a dispatcher waits for it and nothing prevents the claim.
+    pub(crate) fn new(engine: &Arc<Engine>, message: &MessageDocument, kind: MessageKind) -> Option<Self> {
         let now = engine.now();
         if !engine.config.inline_claims() || message.due > now || !engine.queue.turns.has_idle() {
             return None;
         }
         let partition = &message.instance_id;
         let known = match (kind, engine.cache.get(partition)) {
-            (Kind::Start, None) => None,
-            (Kind::End | Kind::Other, Some(known)) if may_take_over(engine, &known) => Some(known),
+            (MessageKind::Start, None) => None,
+            (MessageKind::Completion | MessageKind::Other, Some(known)) if may_take_over(engine, &known) => Some(known),
             _ => return None,
         };
         let (document, condition, contents) = match known {
-            None => (None, None, Some(load::nothing())),
-            Some(Known { document, etag, contents }) => (Some(document), Some(etag), contents),
+            None => (None, None, Some(load::empty_contents())),
+            Some(CachedInstance { document, etag, contents }) => (Some(document), Some(etag), contents),
         };
         let pinned = document.as_ref().and_then(pinned);
         let comes_first = |terms: &FetchTerms<TurnFilter>| engine.discovery.has_turn_for(&terms.filter, now);
         let reserved = engine.queue.turns.reserve(&pinned, comes_first)?;
-        let history = contents.iter().filter(|_| kind == Kind::End).flat_map(|contents| contents.history.iter());
+        let history =
+            contents.iter().filter(|_| kind == MessageKind::Completion).flat_map(|contents| contents.history.iter());
         let others = engine.discovery.begin_inline_claim(message, discovery::open(history).count(), now)?;
         let token = engine.new_token();
         let mut document = document.unwrap_or_else(|| InstanceDocument::new(partition.clone(), &token, now));
         let has_inlined = document.inline_message(message);
-        document.hold(&token, now.saturating_add(millis(reserved.terms.lock_timeout)));
+        document.lock(&token, now.saturating_add(millis(reserved.terms.lock_timeout)));
         if !has_inlined {
-            // Its message tells of it: nobody need look for the claim.
+            // The message leads to the instance, so no poll need find the claim.
             document.due = None;
         }
-        document.claims.push(now);
+        document.claim.claims.push(now);
         let claim = Claim { token, document, condition, contents, claimed_at: now, reserved };
         Some(Self { engine: engine.clone(), claim: Some(claim), message: message.clone(), others, sent: false })
     }
 
-    /// Whether the message goes into the instance's document. Otherwise it is to be created in the same batch.
+    /// Whether the message is inlined into the instance document. Otherwise the same batch must create it.
     pub(crate) fn has_inlined(&self) -> bool {
         self.claim.as_ref().is_some_and(|claim| claim.document.has_inlined(&self.message.id))
     }
 
-    /// The write that makes it ours: to be sent in one batch with the message, after it.
+    /// The operation that claims the instance. It must follow the message in the same batch.
     pub(crate) fn operation(&mut self) -> Result<Operation, StoreError> {
         let Some(claim) = &self.claim else {
-            return Err(StoreError::Malformed { detail: "a hand-over was settled before it was sent".to_owned() });
+            return Err(StoreError::Malformed { detail: "an inline claim was settled before it was sent".to_owned() });
         };
         let operation = match &claim.condition {
             None => Operation::create(&claim.document)?,
@@ -151,29 +157,33 @@ impl InlineTurnClaim {
         Ok(operation)
     }
 
-    /// Until when the batch is tried with it, of a call that has until `deadline`.
+    /// The deadline of the batch with this claim, for a call with this deadline.
     pub(crate) fn deadline(&self, deadline: Deadline) -> Deadline {
         let lock = self.claim.as_ref().map(|claim| claim.reserved.terms.lock_timeout);
         lock.map_or(deadline, |lock| deadline.min(Deadline::after(lock / PART_OF_LOCK)))
     }
 
-    /// The batch is done, with these ETags of the message, if it was created, and of the instance's document: whoever waits gets the turn.
+    /// The batch succeeded, with these ETags of the message, if it was created, and of the instance document. The
+    /// waiting dispatcher gets the turn.
     pub(crate) fn done(mut self, message: Option<Etag>, instance: Option<Etag>) {
-        // An answer without it is none.
-        let Some(instance) = instance else { return self.look() };
+        // Without the ETag of the instance document the answer is of no use.
+        let Some(instance) = instance else { return self.verify_later() };
         let Some(claim) = self.claim.take() else { return };
         let (engine, document, others) = (self.engine.clone(), self.message.clone(), self.others.clone());
-        // Whoever has started it asks for it next.
-        let known =
-            Known { document: claim.document.clone(), etag: instance.clone(), contents: claim.contents.clone() };
+        // The client that started the instance reads it next.
+        let known = CachedInstance {
+            document: claim.document.clone(),
+            etag: instance.clone(),
+            contents: claim.contents.clone(),
+        };
         engine.cache.put(&document.instance_id, known);
         let serving = serve(self.engine.clone(), claim, (document, message, others), None, instance);
         engine.spawn(serving);
     }
 
-    /// The batch may be done, its answer lost; the message is there. What else is there tells whose it is: where it is not ours, it is put
-    /// into the queue.
-    pub(crate) fn look(self) {
+    /// The batch may have succeeded without an answer, and the message is written. A task reads the instance document.
+    /// If the claim did not succeed, the message becomes a candidate.
+    pub(crate) fn verify_later(self) {
         let engine = self.engine.clone();
         engine.spawn(async move {
             let (engine, message) = (self.engine.clone(), self.message.clone());
@@ -183,14 +193,14 @@ impl InlineTurnClaim {
         });
     }
 
-    /// The batch may be done, its answer lost. Whether it is: then whoever waits gets the turn. Where that can't be found out, what may have been
-    /// claimed is given back.
+    /// The batch may have succeeded without an answer. Returns whether it did; the waiting dispatcher then gets the
+    /// turn. If a read cannot tell, the possible claim is released.
     async fn settle(mut self) -> bool {
         let (engine, partition) = (self.engine.clone(), self.message.instance_id.clone());
         let found = match engine.read_latest(&partition, engine.deadline()).await {
             Ok(found) => found,
             Err(error) => {
-                debug!(instance_id = partition.instance_id(), %error, "what may have been handed over is given back");
+                debug!(instance_id = partition.instance_id(), %error, "could not verify an inline claim, releasing it");
                 return false;
             }
         };
@@ -209,14 +219,14 @@ impl InlineTurnClaim {
         }
     }
 
-    /// The batch was refused because of it: nothing was written, and what was known of the instance is of the past.
+    /// The batch failed because of the claim. Nothing was written, and the cached instance is stale.
     pub(crate) fn refused(mut self) {
-        crate::telemetry::claim_race("hand-over");
+        crate::telemetry::claim_race("inline");
         self.engine.cache.forget(&self.message.instance_id);
         self.sent = false;
     }
 
-    /// The batch was refused for another reason.
+    /// The batch failed for another reason.
     pub(crate) fn withdraw(mut self) {
         self.sent = false;
     }
@@ -227,32 +237,33 @@ impl Drop for InlineTurnClaim {
         let Some(Claim { token, document, condition, .. }) = self.claim.take() else { return };
         self.engine.discovery.end_inline_claim(&self.message, self.others.clone());
         if self.sent {
-            debug!(instance_id = document.instance_id.instance_id(), "giving back what may have been handed over");
+            debug!(instance_id = document.instance_id.instance_id(), "releasing an inline claim of a turn");
             release::release_unknown_claim(&self.engine, &document, token, condition, self.engine.now());
         }
     }
 }
 
-/// Whether what is known of an instance can be claimed as it is.
-fn may_take_over(engine: &Engine, Known { document, contents, .. }: &Known) -> bool {
+/// Whether a cached instance can be claimed as it is.
+fn may_take_over(engine: &Engine, CachedInstance { document, contents, .. }: &CachedInstance) -> bool {
     let is_free = document.exists()
         && !document.execution_has_ended()
-        && document.lock.is_none()
-        && document.claims.is_empty()
-        && document.deleting.is_none()
+        && document.claim.lock.is_none()
+        && document.claim.claims.is_empty()
+        && document.removal.deleting.is_none()
         && document.due.is_none()
         && !document.needs_recovery();
     let is_whole = contents.as_ref().is_some_and(|contents| contents.kv.is_some());
-    // What others have sent must not wait for as long as this process has something to say.
-    let has_asked = engine.discovery.has_asked(&document.instance_id);
-    is_free && is_whole && has_asked
+    // Messages of other processes must not wait for as long as this process sends some itself.
+    let queried = engine.discovery.queried_recently(&document.instance_id);
+    is_free && is_whole && queried
 }
 
 pub(super) fn pinned(document: &InstanceDocument) -> Option<semver::Version> {
-    document.pinned.as_deref().and_then(|version| semver::Version::parse(version).ok())
+    document.current.pinned.as_deref().and_then(|version| semver::Version::parse(version).ok())
 }
 
-/// Makes a turn of a claim that is ours and lays it on the counter. `found` is the document, where it was read.
+/// Loads the turn of a successful claim and offers it to the waiting dispatcher. `found` is the instance document, if
+/// it was read.
 async fn serve(
     engine: Arc<Engine>,
     claim: Claim,
@@ -264,32 +275,33 @@ async fn serve(
     let document = found.unwrap_or(document);
     let partition = document.instance_id.clone();
     let mut candidate = match document.has_inlined(&message.id) {
-        true => TurnCandidate::of_nothing(partition.clone()),
+        true => TurnCandidate::without_messages(partition.clone()),
         false => TurnCandidate::of_message(message.clone(), message_etag),
     };
     candidate.merge(others.clone());
     let runner = Runner { terms: reserved.terms.clone(), in_a_row: 0 };
-    let ours = Ours { token, document, etag, claimed_at, runner, contents };
+    let ours = ClaimedInstance { token, document, etag, claimed_at, runner, contents };
     let _under_way = engine.discovery.claim_in_flight();
     match open_and_offer(&engine, &candidate, ours, Some(reserved)).await {
         Ok(true) => {}
         Ok(false) => engine.discovery.end_inline_claim(&message, others),
         Err(error) => {
-            debug!(instance_id = partition.instance_id(), %error, "what was handed over is given back");
+            debug!(instance_id = partition.instance_id(), %error, "releasing an inline claim of a turn");
             engine.discovery.end_inline_claim(&message, others);
         }
     }
 }
 
-/// Makes a turn of what is ours and lays it on the counter; false where there is none to run.
+/// Loads the turn of a claimed instance and offers it to the waiting dispatcher. Returns `false` if there is nothing to
+/// run.
 pub(super) async fn open_and_offer(
     engine: &Arc<Engine>,
     candidate: &TurnCandidate,
-    ours: Ours,
+    ours: ClaimedInstance,
     reserved: Option<Reserved<TurnFilter, Turn>>,
 ) -> Result<bool, StoreError> {
     let (partition, terms) = (candidate.partition.clone(), ours.runner.terms.clone());
-    let (label, until) = (pinned(&ours.document), ours.document.lock.as_ref().map_or(0, |lock| lock.until));
+    let (label, until) = (pinned(&ours.document), ours.document.claim.lock.as_ref().map_or(0, |lock| lock.until));
     let TurnClaim::Turn(turn) = open::open(engine, candidate, ours).await? else { return Ok(false) };
     engine.discovery.turn_holds(&partition, until);
     let engine_too = engine.clone();
@@ -298,22 +310,22 @@ pub(super) async fn open_and_offer(
     Ok(true)
 }
 
-/// How the write of a message ended that was to carry a claim.
+/// The outcome of a write that should contain an inline claim.
 pub(crate) enum InlineWrite {
-    /// It is written, and whoever waited for it has it, or somebody will look.
+    /// The message is written. A dispatcher has its turn, or a task finds out.
     Done,
-    /// It is written, or was before; the claim is not ours.
+    /// The message is written, now or before, and the claim did not succeed.
     Written,
-    /// It is not written yet: the plain way is to be taken. It may have been written all the same, its answer lost.
+    /// The message must be written without a claim. It may be written already, with its answer lost.
     Plain(Applied),
 }
 
-/// Creates a message with the claim of its instance, if a dispatcher here waits for it.
+/// Creates a message and claims its instance in the same batch, if a local dispatcher is waiting.
 pub(crate) async fn write_with_inline_claim<T: serde::Serialize + Sync>(
     engine: &Arc<Engine>,
     message: &MessageDocument,
     body: &T,
-    kind: Kind,
+    kind: MessageKind,
     deadline: Deadline,
 ) -> Result<InlineWrite, StoreError> {
     let Some(mut offer) = InlineTurnClaim::new(engine, message, kind) else {
@@ -322,7 +334,7 @@ pub(crate) async fn write_with_inline_claim<T: serde::Serialize + Sync>(
     let has_inlined = offer.has_inlined();
     let letter = match (has_inlined, message.delivered) {
         (false, _) => Some(Operation::create(body)?),
-        // A copy, and what was delivered before, meets its marker.
+        // The marker makes the batch fail for a copy of a message that was delivered before.
         (true, true) => {
             Some(Operation::create(&DeliveredDocument::new(message.id.clone(), message.instance_id.clone()))?)
         }
@@ -337,17 +349,17 @@ pub(crate) async fn write_with_inline_claim<T: serde::Serialize + Sync>(
             offer.done(etag, committed.etag(at).cloned());
             Ok(InlineWrite::Done)
         }
-        // It is there: from an earlier attempt of this call, or of another that delivers the same.
+        // An earlier request of this call, or another delivery of the same message, has written it.
         Ok((BatchOutcome::RolledBack(back), applied)) if back.index < at && back.status == 409 => {
             if applied == Applied::Perhaps {
-                offer.look();
+                offer.verify_later();
                 return Ok(InlineWrite::Done);
             }
             offer.withdraw();
             Ok(InlineWrite::Written)
         }
         Ok((BatchOutcome::RolledBack(back), applied)) if back.index == at && matches!(back.status, 404 | 409 | 412) => {
-            // What refuses it may be what an earlier attempt of this call has written.
+            // An earlier request of this call may have written the document for which the batch failed.
             if at == 0 && applied == Applied::Perhaps {
                 let is_ours = offer.settle().await;
                 return Ok(if is_ours { InlineWrite::Done } else { InlineWrite::Plain(applied) });
@@ -359,7 +371,7 @@ pub(crate) async fn write_with_inline_claim<T: serde::Serialize + Sync>(
             offer.withdraw();
             Ok(InlineWrite::Plain(applied))
         }
-        // The plain way finds out by itself, or says why not.
+        // The write without a claim finds out the outcome, or returns the error.
         Err(_) if !deadline.passed() => Ok(InlineWrite::Plain(Applied::Perhaps)),
         Err(error) => Err(error),
     }

@@ -1,7 +1,7 @@
-//! What this process knows of instances: their document, and the history and values that go with it.
+//! A cache of instances: the instance document, and the history and values that belong to it.
 //!
-//! An entry is only as good as its ETag: a claim that succeeds on it, or a read that returns it, proves that nothing has
-//! changed since. Its memory is bounded; the least recently used entries go first.
+//! An entry is only as good as its ETag. A claim that succeeds on it, or a read that returns it, proves that nothing
+//! has changed since. The memory is bounded; the least recently used entries are removed first.
 
 use crate::model::{Fingerprints, InstanceDocument, KvDocument, Partition};
 use azure_core::http::Etag;
@@ -13,9 +13,9 @@ use std::{
 };
 use tokio::time::Instant;
 
-/// What is known of an instance.
+/// The cached state of an instance.
 #[derive(Clone)]
-pub(crate) struct Known {
+pub(crate) struct CachedInstance {
     pub(crate) document: InstanceDocument,
     pub(crate) etag: Etag,
     pub(crate) contents: Option<Contents>,
@@ -25,18 +25,18 @@ pub(crate) struct Known {
 #[derive(Clone)]
 pub(crate) struct Contents {
     pub(crate) history: Arc<Vec<Event>>,
-    /// None where only the history was read, for a client: a turn then loads both.
+    /// `None` if a client read only the history. A turn then loads both.
     pub(crate) kv: Option<Arc<BTreeMap<String, KvDocument>>>,
-    /// What this execution, and the last turns before it, have consumed from outside.
+    /// The fingerprints of messages from outside that this execution, and the last turns before it, have consumed.
     pub(crate) consumed: Arc<Fingerprints>,
     /// The size of the events' text.
     pub(crate) text: usize,
-    /// Approximate size in memory, of all of it.
+    /// The approximate size of all contents in memory.
     pub(crate) bytes: usize,
 }
 
 impl Contents {
-    /// Contents with their size in memory.
+    /// Makes contents and computes their size in memory.
     pub(crate) fn new(
         history: impl Into<Arc<Vec<Event>>>,
         text: usize,
@@ -52,7 +52,7 @@ impl Contents {
 }
 
 impl Contents {
-    /// What they are after a turn of the same execution that appended `events`, whose text has so many bytes.
+    /// The contents after a turn of the same execution that appended `events`, whose text has `text` bytes.
     pub(crate) fn after_turn(
         &self,
         events: &[Event],
@@ -70,12 +70,13 @@ impl Contents {
     }
 }
 
+/// The approximate size of a value in memory.
 fn value_bytes(value: &KvDocument) -> usize {
     let base = value.base.as_ref().map_or(0, |b| b.value.len());
     256 + 2 * value.key.len() + value.value.as_ref().map_or(0, String::len) + base
 }
 
-/// Least-recently-used entries within a bound.
+/// A cache with a size limit that removes the least recently used entries first.
 pub(crate) struct InstanceCache {
     limit: usize,
     entries: Mutex<CacheEntries>,
@@ -83,19 +84,19 @@ pub(crate) struct InstanceCache {
 
 #[derive(Default)]
 struct CacheEntries {
-    by_partition: HashMap<Partition, (u64, Known)>,
+    by_partition: HashMap<Partition, (u64, CachedInstance)>,
     /// When each entry was last known to be current.
     seen: HashMap<Partition, Instant>,
-    /// When an instance was last known not to be there.
+    /// When an instance was last known not to exist.
     absent: HashMap<Partition, Instant>,
     by_age: BTreeMap<u64, Partition>,
     clock: u64,
     bytes: usize,
 }
 
-/// Instances that are remembered as not there.
+/// The cache remembers at most this many instances that do not exist.
 const MAX_ABSENT: usize = 10_000;
-/// What an entry costs without its contents.
+/// The assumed size of an entry without its contents.
 const DOCUMENT_BYTES: usize = 1_024;
 
 impl InstanceCache {
@@ -103,29 +104,30 @@ impl InstanceCache {
         Self { limit, entries: Mutex::default() }
     }
 
-    pub(crate) fn get(&self, partition: &Partition) -> Option<Known> {
+    pub(crate) fn get(&self, partition: &Partition) -> Option<CachedInstance> {
         let mut entries = self.lock();
         let (age, known) = entries.by_partition.get(partition).map(|(age, known)| (*age, known.clone()))?;
         entries.touch(partition, age);
         Some(known)
     }
 
-    pub(crate) fn put(&self, partition: &Partition, known: Known) {
+    pub(crate) fn put(&self, partition: &Partition, known: CachedInstance) {
         self.lock().put(partition, known, self.limit);
     }
 
-    /// The state that is known.
+    /// The ETag of the cached document.
     pub(crate) fn etag(&self, partition: &Partition) -> Option<Etag> {
         self.lock().by_partition.get(partition).map(|(_, known)| known.etag.clone())
     }
 
-    /// When what is known was last known to be current.
-    pub(crate) fn seen(&self, partition: &Partition) -> Option<Instant> {
+    /// When the entry was last known to be current.
+    pub(crate) fn checked_at(&self, partition: &Partition) -> Option<Instant> {
         self.lock().seen.get(partition).copied()
     }
 
-    /// Adds what was read of this very state, unless another is known by now. It is no more current for that.
-    pub(crate) fn fill(&self, partition: &Partition, etag: &Etag, contents: Contents) {
+    /// Adds contents that were read for this ETag, unless the cache has another by now. The entry does not become more
+    /// current by that.
+    pub(crate) fn add_contents(&self, partition: &Partition, etag: &Etag, contents: Contents) {
         let mut entries = self.lock();
         let known = entries.by_partition.get(partition).map(|(_, known)| known).filter(|known| &known.etag == etag);
         let Some(mut known) = known.cloned() else { return };
@@ -141,8 +143,9 @@ impl InstanceCache {
         };
     }
 
-    /// What was known to be current no longer ago than `staleness`; the inner nothing means that it was not there.
-    pub(crate) fn fresh(&self, partition: &Partition, staleness: Duration) -> Option<Option<Known>> {
+    /// The entry, if it was known to be current within `staleness`. The inner `None` means that the instance did not
+    /// exist.
+    pub(crate) fn fresh(&self, partition: &Partition, staleness: Duration) -> Option<Option<CachedInstance>> {
         let entries = self.lock();
         let recent =
             |seen: &HashMap<Partition, Instant>| seen.get(partition).is_some_and(|at| at.elapsed() < staleness);
@@ -155,12 +158,13 @@ impl InstanceCache {
         entries.by_partition.get(partition).map(|(_, known)| Some(known.clone()))
     }
 
-    /// Notes what a read has found, unless this process has written since the read began: `before` was known then.
-    pub(crate) fn saw(&self, partition: &Partition, before: Option<&Etag>, found: Option<Known>) {
+    /// Records the result of a read, unless this process has written since the read began. `before` is the cached ETag
+    /// at that time.
+    pub(crate) fn record_read(&self, partition: &Partition, before: Option<&Etag>, found: Option<CachedInstance>) {
         let mut entries = self.lock();
         let now = entries.by_partition.get(partition).map(|(_, known)| known.etag.clone());
         if now.as_ref() != before {
-            // Which of the two is newer can't be told: the next read asks.
+            // The cache cannot tell which of the two is newer. The next call reads again.
             entries.seen.remove(partition);
             return;
         }
@@ -179,15 +183,16 @@ impl InstanceCache {
         }
     }
 
-    /// What is known is not current, unless `holds` is true of it: the next read asks.
-    pub(crate) fn doubt_unless(&self, partition: &Partition, holds: impl FnOnce(&Known) -> bool) -> bool {
+    /// Marks the entry as not current, unless `holds` is true for it. The next call then reads. Returns whether it did
+    /// so.
+    pub(crate) fn invalidate_unless(&self, partition: &Partition, holds: impl FnOnce(&CachedInstance) -> bool) -> bool {
         let mut entries = self.lock();
-        let doubts = !entries.by_partition.get(partition).is_some_and(|(_, known)| holds(known));
-        if doubts {
+        let invalidates = !entries.by_partition.get(partition).is_some_and(|(_, known)| holds(known));
+        if invalidates {
             entries.absent.remove(partition);
             entries.seen.remove(partition);
         }
-        doubts
+        invalidates
     }
 
     pub(crate) fn forget(&self, partition: &Partition) {
@@ -200,7 +205,7 @@ impl InstanceCache {
 }
 
 impl CacheEntries {
-    fn put(&mut self, partition: &Partition, known: Known, limit: usize) {
+    fn put(&mut self, partition: &Partition, known: CachedInstance, limit: usize) {
         self.remove(partition);
         if size(&known) > limit {
             return;
@@ -212,7 +217,7 @@ impl CacheEntries {
         }
     }
 
-    fn insert(&mut self, partition: Partition, known: Known) {
+    fn insert(&mut self, partition: Partition, known: CachedInstance) {
         self.clock += 1;
         self.bytes += size(&known);
         self.by_age.insert(self.clock, partition.clone());
@@ -240,7 +245,7 @@ impl CacheEntries {
     }
 }
 
-fn size(known: &Known) -> usize {
+fn size(known: &CachedInstance) -> usize {
     DOCUMENT_BYTES + known.contents.as_ref().map_or(0, |contents| contents.bytes)
 }
 
@@ -248,9 +253,9 @@ fn size(known: &Known) -> usize {
 mod tests {
     use super::*;
 
-    fn known(bytes: usize) -> Known {
+    fn known(bytes: usize) -> CachedInstance {
         let partition = Partition::instance("a").unwrap();
-        Known {
+        CachedInstance {
             document: InstanceDocument::new(partition, "token", 0),
             etag: Etag::from("e"),
             contents: Some(Contents { bytes, ..Contents::new(Vec::new(), 0, None, Fingerprints::default()) }),
@@ -262,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_recently_used_goes_first_and_the_bound_holds() {
+    fn the_least_recently_used_entry_is_removed_first_and_the_limit_holds() {
         let cache = InstanceCache::new(3 * (DOCUMENT_BYTES + 1_000));
         for name in ["a", "b", "c"] {
             cache.put(&partition(name), known(1_000));
@@ -275,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_contents_take_grows_with_what_is_in_them_and_not_with_the_number_of_turns() {
+    fn the_computed_size_depends_on_the_contents_and_not_on_the_number_of_turns() {
         let kind = duroxide::EventKind::ExternalSubscribed { name: "x".repeat(500) };
         let event = |id| Event::with_event_id(id, "a", 1, None, kind.clone());
         let value = KvDocument::written(&partition("a"), "key", None, Some("v".repeat(10_000)), 0, 0);
@@ -290,42 +295,42 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_of_a_state_is_not_put_over_another_and_makes_none_current() {
+    fn contents_are_added_only_to_their_own_etag_and_do_not_make_an_entry_current() {
         let (cache, a) = (InstanceCache::new(100_000), partition("a"));
         let contents = || Contents::new(Vec::new(), 100, None, Fingerprints::default());
         let text = || cache.get(&a).unwrap().contents.map(|contents| contents.text);
-        cache.fill(&a, &Etag::from("e"), contents());
-        assert!(cache.get(&a).is_none(), "what was forgotten is not known again");
-        cache.put(&a, Known { contents: None, ..known(0) });
-        cache.fill(&a, &Etag::from("older"), contents());
+        cache.add_contents(&a, &Etag::from("e"), contents());
+        assert!(cache.get(&a).is_none(), "a removed entry does not come back");
+        cache.put(&a, CachedInstance { contents: None, ..known(0) });
+        cache.add_contents(&a, &Etag::from("older"), contents());
         assert_eq!(text(), None);
-        cache.doubt_unless(&a, |_| false);
-        cache.fill(&a, &Etag::from("e"), contents());
+        cache.invalidate_unless(&a, |_| false);
+        cache.add_contents(&a, &Etag::from("e"), contents());
         assert_eq!(text(), Some(100));
         let large = Contents { bytes: 200_000, ..contents() };
-        cache.fill(&a, &Etag::from("e"), large);
-        assert_eq!(text(), Some(100), "what does not fit takes nothing away");
+        cache.add_contents(&a, &Etag::from("e"), large);
+        assert_eq!(text(), Some(100), "contents that do not fit leave the entry as it is");
         assert!(cache.fresh(&a, Duration::from_secs(60)).is_none());
     }
 
     #[test]
-    fn what_is_doubted_is_kept_but_not_taken_for_current() {
+    fn an_invalidated_entry_is_kept_but_not_returned_as_current() {
         let (cache, long) = (InstanceCache::new(10_000), Duration::from_secs(60));
-        cache.saw(&partition("absent"), None, None);
+        cache.record_read(&partition("absent"), None, None);
         cache.put(&partition("old"), known(0));
         cache.put(&partition("current"), known(0));
         for name in ["absent", "old"] {
             assert!(cache.fresh(&partition(name), long).is_some());
-            cache.doubt_unless(&partition(name), |_| false);
+            cache.invalidate_unless(&partition(name), |_| false);
             assert!(cache.fresh(&partition(name), long).is_none());
         }
-        cache.doubt_unless(&partition("current"), |_| true);
+        cache.invalidate_unless(&partition("current"), |_| true);
         assert!(cache.fresh(&partition("current"), long).is_some());
         assert!(cache.get(&partition("old")).is_some());
     }
 
     #[test]
-    fn what_does_not_fit_is_not_kept_and_a_cache_of_nothing_keeps_nothing() {
+    fn an_entry_that_does_not_fit_is_not_cached_and_a_limit_of_zero_disables_the_cache() {
         let cache = InstanceCache::new(10_000);
         cache.put(&partition("a"), known(100));
         cache.put(&partition("a"), known(20_000));

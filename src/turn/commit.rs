@@ -1,14 +1,16 @@
-//! Committing a turn: all of it, exactly once, or nothing.
+//! The commit of a turn: exactly once and as a whole, or not at all.
 //!
-//! The batch that replaces the instance's document is the commit. A turn that fits goes with it; of one that does not, the
-//! operations are staged first (see [`staging`]). Whatever the service answers, [`verify`] reads what happened: the
-//! document remembers the last token that it committed.
+//! The batch that replaces the instance document is the commit. A turn that fits into one batch is part of that batch.
+//! A larger turn writes its operations to staging documents first (see [`staging`]).
+//!
+//! If the answer to the batch is lost or negative, [`verify`] reads the outcome. The instance document records the
+//! token of the last committed turn.
 
 use super::{
-    cache::Known,
+    cache::CachedInstance,
     failure, instance_id, load, lock_lost,
     plan::{self, Ack, TurnPlan, Unplannable},
-    release, staging, TurnHandle, TurnPhase, TurnState, ROOM,
+    release, staging, TurnHandle, TurnPhase, TurnState, RESERVED_BYTES,
 };
 use crate::model::operation;
 use crate::{
@@ -26,7 +28,7 @@ use tracing::{debug, warn};
 
 const OPERATION: &str = "ack_orchestration_item";
 
-/// Commits a turn.
+/// Commits the turn that this process holds under `token`.
 pub(crate) async fn commit(engine: &Arc<Engine>, token: &str, mut ack: Ack) -> Result<(), ProviderError> {
     failure::shorten(&mut ack);
     let handle = engine.turns.get(token).map(|entry| entry.value().clone());
@@ -34,11 +36,12 @@ pub(crate) async fn commit(engine: &Arc<Engine>, token: &str, mut ack: Ack) -> R
     let mut state = handle.state.lock().await;
     match state.phase {
         TurnPhase::Closed => return Err(lock_lost(OPERATION, "the turn has ended")),
-        TurnPhase::Aborted => return settle_given_up(engine, &handle, &mut state).await,
+        TurnPhase::Aborted => return settle_aborted(engine, &handle, &mut state).await,
         TurnPhase::Open => {}
     }
     if state.until <= engine.now() {
-        // Refused from now on, also if the clock is set back: the runtime may send a failure with this token next.
+        // The provider refuses this token from now on, even if the clock moves back. Otherwise the failure that the
+        // runtime may send next with the same token could succeed.
         state.phase = TurnPhase::Aborted;
         return Err(lock_lost(OPERATION, "the lock has expired"));
     }
@@ -49,143 +52,236 @@ pub(crate) async fn commit(engine: &Arc<Engine>, token: &str, mut ack: Ack) -> R
 
 /// How a commit ended.
 enum CommitOutcome {
-    /// It is there, with this document and what it left to deliver.
-    Committed(Box<Done>),
+    /// The turn is stored.
+    Committed(Box<CommittedTurn>),
     /// Another token has the lock.
     Lost,
-    /// A message that the turn ran on is not in the queue any more, or is not the one that it was.
-    Overtaken(Overtaken),
+    /// A message of the turn has left the queue or has changed since the turn read it.
+    MessageConflict(MessageConflict),
 }
 
-/// A message that is not as the turn knew it.
-struct Overtaken {
+/// A message that is no longer as the turn read it.
+struct MessageConflict {
     message: DocumentId,
-    /// It is gone. Otherwise it has changed: it is a marker now, or waits with another time.
+    /// The message is deleted. Otherwise it has changed: it is a delivery marker now, or it has another due time.
     gone: bool,
 }
 
-struct Done {
+/// A committed turn and the work that follows the commit.
+struct CommittedTurn {
     plan: TurnPlan,
-    /// The document's, where the service said so: only then is it as planned.
+    /// The instance document's ETag, if Cosmos DB returned it. Only then is the stored document equal to the plan's.
     etag: Option<Etag>,
     ack_events: Vec<duroxide::Event>,
     foreign_cancellations: Vec<duroxide::providers::ScheduledActivityIdentifier>,
     staged: bool,
-    /// What it has claimed for those who wait.
-    handed: CommitClaims,
+    /// The inline claims that the batch made for waiting dispatchers.
+    claims: CommitClaims,
 }
 
-/// Why a commit did not end.
-enum Trouble {
+/// Why the outcome of a commit is an error.
+enum CommitError {
     Store(StoreError),
     Refused(ProviderError),
 }
 
-impl From<StoreError> for Trouble {
+impl From<StoreError> for CommitError {
     fn from(error: StoreError) -> Self {
         Self::Store(error)
     }
 }
 
+/// Sends the commit until its outcome is known, at most until the lock ends.
 async fn attempt(
     engine: &Arc<Engine>,
     handle: &TurnHandle,
     state: &mut TurnState,
     ack: &Ack,
-) -> Result<CommitOutcome, Trouble> {
+) -> Result<CommitOutcome, CommitError> {
+    let call = CommitCall { engine, handle, ack };
     let mut gone: Vec<String> = Vec::new();
     let mut staged = false;
-    let mut handed = CommitClaims::new(engine, handle, state, ack);
+    let mut claims = CommitClaims::new(engine, handle, state, ack);
     loop {
         let deadline = engine.deadline_at(state.until);
         let older = older_execution(engine, handle, state, ack).await?;
-        let mut plan =
-            plan::plan(engine, &handle.partition, &handle.token, state, ack, older.clone(), &handed.activities)
-                .map_err(|unplannable| refuse(handle, unplannable))?;
-        plan.operations.retain(|operation| !gone.iter().any(|id| id == operation.document_id()));
-        if !plan.document.staging.is_empty() {
-            // What an earlier ack with this token has staged in vain: somebody must look at it, also if no message comes.
-            plan.document.due = Some(engine.now() + staging::TAKEOVER_AFTER);
-        }
-        handed.lock(&mut plan.document, &mut plan.operations);
-        if !fits(&plan) && !handed.is_empty() {
-            // What is staged is visible later than it would be locked.
-            handed.withdraw();
-            continue;
-        }
-        let sent = if fits(&plan) {
-            handed.sent(&plan.document, &state.etag, state.until);
-            send(engine, handle, state, &plan, &plan.operations, deadline).await
-        } else {
-            staged = true;
-            stage_consumption(&mut plan);
-            match staging::stage(engine, handle, state, &plan.operations).await? {
-                staging::Staged::Done(roll_forward) => {
-                    // The fence has moved with every part, over what others have written to the document meanwhile: a
-                    // pruning, the counters. So the document is planned again, from the one whose ETag is sent.
-                    plan.document =
-                        plan::plan_document(engine, &handle.partition, &handle.token, state, ack, older.clone())
-                            .map_err(|unplannable| refuse(handle, unplannable))?;
-                    // What was staged in vain is left to be swept.
-                    plan.document.staging.retain(|other| other.key != roll_forward.key);
-                    plan.document.roll_forward = Some(roll_forward);
-                    plan.document.due = Some(engine.now() + staging::TAKEOVER_AFTER);
-                    send(engine, handle, state, &plan, &[], engine.deadline_at(state.until)).await
-                }
-                staging::Staged::Lost => return Ok(CommitOutcome::Lost),
+        let mut plan = call.plan(state, older.clone(), &gone, &mut claims)?;
+        let outcome = match call.send(state, older, &mut plan, &mut claims, deadline).await? {
+            Sent::InOneBatch(outcome) => outcome,
+            Sent::Staged(outcome) => {
+                staged = true;
+                outcome
             }
+            Sent::NotWithClaims => continue,
+            Sent::Lost => return Ok(CommitOutcome::Lost),
         };
-        let rolled_back = match sent? {
+        let rolled_back = match outcome {
             BatchOutcome::Committed(committed) => {
-                handed.done(&plan.operations, &committed, 1 + plan.consumption.len());
-                return Ok(done(engine, handle, plan, ack, (committed.etag(0).cloned(), &committed), staged, handed));
+                claims.done(&plan.operations, &committed, 1 + plan.consumption.len());
+                return Ok(done(engine, handle, plan, ack, (committed.etag(0).cloned(), &committed), staged, claims));
             }
             BatchOutcome::RolledBack(rolled_back) => rolled_back,
         };
-        if let Some(ids) = missing(&plan, &rolled_back) {
-            debug!(instance_id = handle.partition.instance_id(), ?ids, "gone before the turn was committed");
-            gone.extend(ids);
-            continue;
-        }
-        let nothing = Committed { etags: Vec::new() };
-        match verify(engine, handle, state, deadline).await? {
-            // Others may have changed the document since, so that what is planned of it is not what is there.
-            CommitCheck::Committed => {
-                handed.done(&plan.operations, &nothing, 0);
-                return Ok(done(engine, handle, plan, ack, (None, &nothing), staged, handed));
+        match call.settle(state, &plan, &rolled_back, deadline).await? {
+            RollbackCause::AlreadyCommitted => {
+                let no_etags = Committed { etags: Vec::new() };
+                claims.done(&plan.operations, &no_etags, 0);
+                return Ok(done(engine, handle, plan, ack, (None, &no_etags), staged, claims));
             }
-            CommitCheck::StillOurs if rolled_back.index == 0 && matches!(rolled_back.status, 404 | 412) => {}
-            CommitCheck::StillOurs => {
-                handed.withdraw();
-                return match overtaken(&plan, &rolled_back) {
-                    Some(overtaken) => Ok(CommitOutcome::Overtaken(overtaken)),
-                    None => Err(odd(handle, &plan, &rolled_back)),
-                };
+            RollbackCause::ActivityCompleted(ids) => gone.extend(ids),
+            RollbackCause::FenceMoved => {}
+            RollbackCause::Rejected(outcome) => {
+                claims.withdraw();
+                return outcome;
             }
-            CommitCheck::Lost if left_its_history(engine, handle, &plan, deadline).await? => {
-                handed.done(&plan.operations, &nothing, 0);
-                return Ok(done(engine, handle, plan, ack, (None, &nothing), staged, handed));
-            }
-            CommitCheck::Lost => {
-                handed.withdraw();
-                return Ok(CommitOutcome::Lost);
-            }
-        }
-        if engine.now() >= state.until {
-            return Err(StoreError::Unavailable { detail: "the lock expired before the commit".to_owned() }.into());
         }
     }
 }
 
-/// The document of an execution that is not the current one, for an ack that ends it late.
+/// The parts of a commit that stay the same in all its attempts.
+#[derive(Clone, Copy)]
+struct CommitCall<'a> {
+    engine: &'a Arc<Engine>,
+    handle: &'a TurnHandle,
+    ack: &'a Ack,
+}
+
+/// How a planned commit was sent.
+enum Sent {
+    InOneBatch(BatchOutcome),
+    Staged(BatchOutcome),
+    /// The turn must be staged, and a staged turn has no inline claims. The commit is planned again without them.
+    NotWithClaims,
+    /// Another token has the lock.
+    Lost,
+}
+
+/// Why Cosmos DB rolled the batch of a commit back.
+enum RollbackCause {
+    /// A worker has completed an activity that the turn cancels. The commit is sent again without these documents.
+    ActivityCompleted(Vec<String>),
+    /// An earlier request with the same token has committed the turn, and its answer was lost. Other writers may have
+    /// changed the instance document since, so the plan does not tell its present state.
+    AlreadyCommitted,
+    /// Another writer has changed the instance document under our lock. The commit is planned and sent again.
+    FenceMoved,
+    /// The turn cannot be committed.
+    Rejected(Result<CommitOutcome, CommitError>),
+}
+
+impl CommitCall<'_> {
+    /// Plans the batch of the commit, without the documents in `gone` and with the locks of inline claims.
+    fn plan(
+        self,
+        state: &TurnState,
+        older: Option<ExecutionDocument>,
+        gone: &[String],
+        claims: &mut CommitClaims,
+    ) -> Result<TurnPlan, CommitError> {
+        let Self { engine, handle, ack } = self;
+        let mut plan = plan::plan(engine, &handle.partition, &handle.token, state, ack, older, &claims.activities)
+            .map_err(|unplannable| refuse(handle, unplannable))?;
+        plan.operations.retain(|operation| !gone.iter().any(|id| id == operation.document_id()));
+        if !plan.document.commit.staging.is_empty() {
+            // An earlier ack with this token has left staging documents behind. A recovery poll must find the instance
+            // to delete them, even if no message arrives.
+            plan.document.due = Some(engine.now() + staging::TAKEOVER_AFTER);
+        }
+        claims.lock(&mut plan.document, &mut plan.operations);
+        Ok(plan)
+    }
+
+    /// Sends the commit in one batch if it fits, and otherwise through staging documents.
+    async fn send(
+        self,
+        state: &mut TurnState,
+        older: Option<ExecutionDocument>,
+        plan: &mut TurnPlan,
+        claims: &mut CommitClaims,
+        deadline: Deadline,
+    ) -> Result<Sent, CommitError> {
+        if fits(plan) {
+            claims.sent(&plan.document, &state.etag, state.until);
+            return Ok(Sent::InOneBatch(
+                send_batch(self.engine, self.handle, state, plan, &plan.operations, deadline).await?,
+            ));
+        }
+        if !claims.is_empty() {
+            // Staged operations become visible only after the locks of inline claims have begun.
+            claims.withdraw();
+            return Ok(Sent::NotWithClaims);
+        }
+        Ok(self.stage_and_send(state, older, plan).await?.map_or(Sent::Lost, Sent::Staged))
+    }
+
+    /// Stages the operations of a turn that does not fit into one batch, then commits the instance document that refers
+    /// to them. Returns `None` if another token has the lock.
+    async fn stage_and_send(
+        self,
+        state: &mut TurnState,
+        older: Option<ExecutionDocument>,
+        plan: &mut TurnPlan,
+    ) -> Result<Option<BatchOutcome>, CommitError> {
+        let Self { engine, handle, ack } = self;
+        stage_consumption(plan);
+        let roll_forward = match staging::stage(engine, handle, state, &plan.operations).await? {
+            staging::Staged::Done(roll_forward) => roll_forward,
+            staging::Staged::Lost => return Ok(None),
+        };
+        // Every staged part has moved the fence, over changes of other writers such as pruning and the counters. So the
+        // document is planned again from the version whose ETag the commit sends.
+        plan.document = plan::plan_document(engine, &handle.partition, &handle.token, state, ack, older)
+            .map_err(|unplannable| refuse(handle, unplannable))?;
+        // The remaining entries are staging documents of failed acks. The next claim deletes them.
+        plan.document.commit.staging.retain(|other| other.key != roll_forward.key);
+        plan.document.commit.roll_forward = Some(roll_forward);
+        plan.document.due = Some(engine.now() + staging::TAKEOVER_AFTER);
+        Ok(Some(send_batch(engine, handle, state, plan, &[], engine.deadline_at(state.until)).await?))
+    }
+
+    /// Finds out why Cosmos DB rolled the batch back.
+    async fn settle(
+        self,
+        state: &mut TurnState,
+        plan: &TurnPlan,
+        rolled_back: &RolledBack,
+        deadline: Deadline,
+    ) -> Result<RollbackCause, CommitError> {
+        let Self { engine, handle, .. } = self;
+        if let Some(ids) = completed_activity(plan, rolled_back) {
+            debug!(instance_id = handle.partition.instance_id(), ?ids, "a cancelled activity has already completed");
+            return Ok(RollbackCause::ActivityCompleted(ids));
+        }
+        match verify(engine, handle, state, deadline).await? {
+            CommitCheck::Committed => Ok(RollbackCause::AlreadyCommitted),
+            CommitCheck::StillOurs if rolled_back.index == 0 && matches!(rolled_back.status, 404 | 412) => {
+                if engine.now() >= state.until {
+                    let detail = "the lock expired before the commit".to_owned();
+                    return Err(StoreError::Unavailable { detail }.into());
+                }
+                Ok(RollbackCause::FenceMoved)
+            }
+            CommitCheck::StillOurs => Ok(RollbackCause::Rejected(match message_conflict(plan, rolled_back) {
+                Some(conflict) => Ok(CommitOutcome::MessageConflict(conflict)),
+                None => Err(unexpected_rejection(handle, plan, rolled_back)),
+            })),
+            CommitCheck::Lost if has_its_history(engine, handle, plan, deadline).await? => {
+                Ok(RollbackCause::AlreadyCommitted)
+            }
+            CommitCheck::Lost => Ok(RollbackCause::Rejected(Ok(CommitOutcome::Lost))),
+        }
+    }
+}
+
+/// Reads the document of an execution that is not the current one, for an ack that ends this execution late.
 async fn older_execution(
     engine: &Engine,
     handle: &TurnHandle,
     state: &TurnState,
     ack: &Ack,
 ) -> Result<Option<ExecutionDocument>, StoreError> {
-    let is_older = state.document.exists() && ack.execution < state.document.execution;
-    if !is_older || ack.metadata.status.is_none() || state.document.pruning.contains(&ack.execution) {
+    let is_older = state.document.exists() && ack.execution < state.document.current.execution;
+    if !is_older || ack.metadata.status.is_none() || state.document.removal.pruning.contains(&ack.execution) {
         return Ok(None);
     }
     let id = ExecutionDocument::document_id(ack.execution);
@@ -194,35 +290,36 @@ async fn older_execution(
     Ok(found.map(|Versioned { document, .. }| document))
 }
 
-fn refuse(handle: &TurnHandle, unplannable: Unplannable) -> Trouble {
+fn refuse(handle: &TurnHandle, unplannable: Unplannable) -> CommitError {
     let instance = handle.partition.instance_id().unwrap_or_default();
     match unplannable {
-        Unplannable::Store(error) => Trouble::Store(error),
-        Unplannable::DuplicateEvent(id) => Trouble::Refused(ProviderError::permanent(
+        Unplannable::Store(error) => CommitError::Store(error),
+        Unplannable::DuplicateEvent(id) => CommitError::Refused(ProviderError::permanent(
             OPERATION,
             format!("Failed to append history: instance {instance:?} already has an event with id {id}"),
         )),
-        Unplannable::Target(detail) => Trouble::Refused(ProviderError::permanent(OPERATION, detail)),
+        Unplannable::Target(detail) => CommitError::Refused(ProviderError::permanent(OPERATION, detail)),
     }
 }
 
+/// Whether the turn fits into one batch.
 fn fits(plan: &TurnPlan) -> bool {
     let operations = || plan.consumption.iter().chain(&plan.operations);
     let bytes: usize = operations().map(Operation::size).sum();
-    operations().count() < operation::MAX_OPERATIONS && bytes + ROOM <= operation::MAX_BYTES
+    operations().count() < operation::MAX_OPERATIONS && bytes + RESERVED_BYTES <= operation::MAX_BYTES
 }
 
-/// More messages than a batch takes can't be consumed by the commit itself. They were loaded under the claim, which proves
-/// them as long as the fence holds: memory keeps fewer.
+/// Stages the consumption of messages too, if a batch cannot hold it. The fence alone then proves these messages: the
+/// turn loaded all of them under its claim, because the memory of a process holds fewer.
 fn stage_consumption(plan: &mut TurnPlan) {
     if plan.consumption.len() >= operation::MAX_OPERATIONS {
         plan.operations.append(&mut plan.consumption);
     }
 }
 
-/// One batch with the instance's document first, so that a lost fence is what it fails for; then what proves that the turn ran
-/// on what is in the queue.
-async fn send(
+/// Sends one batch with the instance document first, so that a lost fence is the reason for which the batch fails. The
+/// deletions of the messages follow. They prove that the turn ran on messages that are still in the queue.
+async fn send_batch(
     engine: &Engine,
     handle: &TurnHandle,
     state: &TurnState,
@@ -236,39 +333,44 @@ async fn send(
     engine.store.batch(&handle.partition, &whole, deadline).await
 }
 
-/// An activity that a cancellation did not find, with its input: a worker has finished it in the meantime.
-fn missing(plan: &TurnPlan, rolled_back: &RolledBack) -> Option<Vec<String>> {
+/// The documents of an activity that the turn cancels, if the batch failed because they do not exist. A worker has
+/// completed the activity in the meantime.
+fn completed_activity(plan: &TurnPlan, rolled_back: &RolledBack) -> Option<Vec<String>> {
     match plan.operation(rolled_back.index)? {
         Operation::Delete { id, .. } if rolled_back.status == 404 && ActivityDocument::is_activity_id(id) => {
-            let work = id.as_str().strip_prefix("p:").unwrap_or(id.as_str());
-            Some(vec![work.to_owned(), format!("p:{work}")])
+            let activity = id.as_str().strip_prefix("p:").unwrap_or(id.as_str());
+            Some(vec![activity.to_owned(), format!("p:{activity}")])
         }
         _ => None,
     }
 }
 
-/// The message that the turn ran on and that is not in the queue any more: what this process remembered of it was overtaken.
-fn overtaken(plan: &TurnPlan, rolled_back: &RolledBack) -> Option<Overtaken> {
+/// The message for which the batch failed. It has changed, or it is no longer in the queue: the memory of this process
+/// was stale.
+fn message_conflict(plan: &TurnPlan, rolled_back: &RolledBack) -> Option<MessageConflict> {
     let consumption = plan.consumption.get(rolled_back.index.checked_sub(1)?)?;
     let message = DocumentId::try_from(consumption.document_id().to_owned()).ok()?;
     let gone = rolled_back.status == 404;
-    (gone || rolled_back.status == 412).then_some(Overtaken { message, gone })
+    (gone || rolled_back.status == 412).then_some(MessageConflict { message, gone })
 }
 
-fn odd(handle: &TurnHandle, plan: &TurnPlan, rolled_back: &RolledBack) -> Trouble {
+/// The error for a batch that failed for a document of which the protocol expects no failure.
+fn unexpected_rejection(handle: &TurnHandle, plan: &TurnPlan, rolled_back: &RolledBack) -> CommitError {
     let document = plan.operation(rolled_back.index).map_or("the instance", Operation::document_id);
     let instance = handle.partition.instance_id().unwrap_or_default();
-    let detail = format!("document {document} of instance {instance:?} was answered {}", rolled_back.status);
-    Trouble::Refused(ProviderError::permanent(OPERATION, detail))
+    let status = rolled_back.status;
+    let detail = format!("Cosmos DB answered {status} for document {document} of instance {instance:?}");
+    CommitError::Refused(ProviderError::permanent(OPERATION, detail))
 }
 
+/// The outcome of a commit, as a read of the instance document shows it.
 enum CommitCheck {
     Committed,
     StillOurs,
     Lost,
 }
 
-/// Reads what became of the turn.
+/// Reads the instance document to learn whether the turn is committed.
 async fn verify(
     engine: &Engine,
     handle: &TurnHandle,
@@ -277,7 +379,7 @@ async fn verify(
 ) -> Result<CommitCheck, StoreError> {
     let found = engine.read_latest(&handle.partition, deadline).await?;
     let Some(found) = found else { return Ok(CommitCheck::Lost) };
-    if found.document.last_turn.as_deref() == Some(handle.token.as_str()) {
+    if found.document.commit.last_turn.as_deref() == Some(handle.token.as_str()) {
         return Ok(CommitCheck::Committed);
     }
     if found.document.held_by(&handle.token) {
@@ -287,8 +389,9 @@ async fn verify(
     Ok(CommitCheck::Lost)
 }
 
-/// Whether the turn was committed before others committed theirs: its events are there, under its token.
-async fn left_its_history(
+/// Whether the turn was committed before other turns of the instance: its history document, whose id contains its
+/// token, exists.
+async fn has_its_history(
     engine: &Engine,
     handle: &TurnHandle,
     plan: &TurnPlan,
@@ -306,6 +409,8 @@ async fn left_its_history(
     Ok(found.is_some())
 }
 
+/// The outcome of a turn that is stored. The ready queue learns of its new messages and activities, unless they are
+/// staged.
 fn done(
     engine: &Arc<Engine>,
     handle: &TurnHandle,
@@ -313,7 +418,7 @@ fn done(
     ack: &Ack,
     (etag, committed): (Option<Etag>, &Committed),
     staged: bool,
-    handed: CommitClaims,
+    claims: CommitClaims,
 ) -> CommitOutcome {
     if !staged {
         discovery::announce(engine, &handle.partition, &plan.operations, committed, 1 + plan.consumption.len());
@@ -321,19 +426,20 @@ fn done(
     let foreign_cancellations =
         ack.cancelled.iter().filter(|a| Some(a.instance.as_str()) != handle.partition.instance_id()).cloned().collect();
     let ack_events = ack.events.clone();
-    CommitOutcome::Committed(Box::new(Done { plan, etag, ack_events, foreign_cancellations, staged, handed }))
+    CommitOutcome::Committed(Box::new(CommittedTurn { plan, etag, ack_events, foreign_cancellations, staged, claims }))
 }
 
+/// Reports the outcome to the caches and the ready queue, and turns it into the answer to the runtime.
 async fn finish(
     engine: &Arc<Engine>,
     handle: &TurnHandle,
     state: &mut TurnState,
-    outcome: Result<CommitOutcome, Trouble>,
+    outcome: Result<CommitOutcome, CommitError>,
 ) -> Result<(), ProviderError> {
     match outcome {
         Ok(CommitOutcome::Committed(done)) => {
             release::close(engine, handle, state);
-            engine.discovery.consumed(&handle.partition, state.taken.iter().map(|taken| &taken.document.id));
+            engine.discovery.messages_consumed(&handle.partition, state.taken.iter().map(|taken| &taken.document.id));
             after_commit(engine, handle, state, *done).await;
             Ok(())
         }
@@ -343,61 +449,73 @@ async fn finish(
             release::forget_turn(engine, handle, state);
             Err(lock_lost(OPERATION, "the lock was taken over; nothing was changed"))
         }
-        Ok(CommitOutcome::Overtaken(Overtaken { message, gone })) => {
+        Ok(CommitOutcome::MessageConflict(MessageConflict { message, gone })) => {
             release::forget_turn(engine, handle, state);
             release::close(engine, handle, state);
-            warn!(instance_id = handle.partition.instance_id(), %message, gone, "a turn ran on a message of the past");
+            warn!(
+                instance_id = handle.partition.instance_id(),
+                %message,
+                gone,
+                "commit rejected: another worker has already consumed a message of this turn"
+            );
             if gone {
-                engine.discovery.consumed(&handle.partition, std::iter::once(&message));
+                engine.discovery.messages_consumed(&handle.partition, std::iter::once(&message));
             }
             release::release_claim_later(engine, &handle.partition, handle.token.clone(), state.until, engine.now());
             Err(lock_lost(
                 OPERATION,
-                "a message of the turn was consumed by another; the turn is given back, uncounted",
+                "another worker has consumed a message of this turn; the turn is released without counting an attempt",
             ))
         }
-        Err(Trouble::Refused(error)) => Err(error),
-        // The turn can't be stored: the runtime may still record that it failed.
-        Err(Trouble::Store(error)) if error.is_unstorable() => Err(error.into_provider_error(OPERATION)),
-        Err(Trouble::Store(error)) => {
-            // The runtime would fail the orchestration for good with this token: the lock is left to expire instead.
+        Err(CommitError::Refused(error)) => Err(error),
+        // The turn cannot be stored. The turn stays open, so that the runtime can record the failure.
+        Err(CommitError::Store(error)) if error.is_unstorable() => Err(error.into_provider_error(OPERATION)),
+        Err(CommitError::Store(error)) => {
+            // The runtime's next ack with this token would fail the orchestration for good. The provider refuses that
+            // ack, and the turn runs again when the lock expires.
             state.phase = TurnPhase::Aborted;
             engine.cache.forget(&handle.partition);
             engine.discovery.turn_returned(&handle.partition, state.until);
-            warn!(instance_id = handle.partition.instance_id(), %error, "gave a commit up: the turn runs again");
+            warn!(
+                instance_id = handle.partition.instance_id(),
+                %error,
+                "commit failed, the turn will run again when its lock expires"
+            );
             Err(error.into_provider_error(OPERATION))
         }
     }
 }
 
-/// A commit that was given up may have happened: then the call that repeats it succeeds. Nothing else is committed.
-async fn settle_given_up(engine: &Engine, handle: &TurnHandle, state: &mut TurnState) -> Result<(), ProviderError> {
+/// Answers a repeated ack after an aborted commit. It succeeds if the earlier commit happened after all. Otherwise the
+/// provider commits nothing with this token.
+async fn settle_aborted(engine: &Engine, handle: &TurnHandle, state: &mut TurnState) -> Result<(), ProviderError> {
     match verify(engine, handle, state, engine.deadline()).await {
         Ok(CommitCheck::Committed) => {
             release::close(engine, handle, state);
-            engine.discovery.consumed(&handle.partition, state.taken.iter().map(|taken| &taken.document.id));
+            engine.discovery.messages_consumed(&handle.partition, state.taken.iter().map(|taken| &taken.document.id));
             engine.discovery.turn_ended(&handle.partition);
             Ok(())
         }
-        Ok(_) => Err(lock_lost(OPERATION, "an earlier commit was given up; the turn runs again when the lock expires")),
+        Ok(_) => Err(lock_lost(OPERATION, "an earlier commit failed; the turn runs again when the lock expires")),
         Err(error) => Err(error.into_provider_error(OPERATION)),
     }
 }
 
-/// What a committed turn leaves to do. None of it can undo the commit, and all of it is taken over after a crash.
-async fn after_commit(engine: &Arc<Engine>, handle: &TurnHandle, state: &TurnState, done: Done) {
-    let Done { plan, etag, ack_events, foreign_cancellations, staged, handed } = done;
+/// Does the work that follows a commit. None of it can undo the commit. If the process dies, another process takes all
+/// of it over.
+async fn after_commit(engine: &Arc<Engine>, handle: &TurnHandle, state: &TurnState, done: CommittedTurn) {
+    let CommittedTurn { plan, etag, ack_events, foreign_cancellations, staged, claims } = done;
     if staged {
         engine.cache.forget(&handle.partition);
         match staging::roll_forward(engine, &handle.partition, engine.deadline()).await {
-            // The document is as this turn left it, but for the roll-forward.
-            Ok(Some(last)) if last.document.last_turn == plan.document.last_turn => {
+            // The document is as this turn left it, except for the progress of the roll-forward.
+            Ok(Some(last)) if last.document.commit.last_turn == plan.document.commit.last_turn => {
                 let plan = TurnPlan { document: last.document, ..plan.clone() };
                 remember(engine, handle, state, &plan, last.etag, &ack_events);
             }
             Ok(_) => {}
             Err(error) => {
-                warn!(instance_id = handle.partition.instance_id(), %error, "a staged turn is rolled forward later");
+                warn!(instance_id = handle.partition.instance_id(), %error, "roll-forward failed, will retry");
             }
         }
     } else if let Some(etag) = &etag {
@@ -406,36 +524,37 @@ async fn after_commit(engine: &Arc<Engine>, handle: &TurnHandle, state: &TurnSta
         engine.cache.forget(&handle.partition);
     }
     let contents = engine.cache.get(&handle.partition).and_then(|known| known.contents);
-    // They read what is remembered by now.
-    let goes_on = handed.serve(etag.map(|etag| (etag, contents.clone())));
-    if !goes_on {
+    // The dispatchers that receive these claims read the cache, which is up to date now.
+    let has_next_turn = claims.serve(etag.map(|etag| (etag, contents.clone())));
+    if !has_next_turn {
         let history = contents.as_ref().map(|contents| contents.history.as_slice());
         engine.discovery.turn_committed(&handle.partition, history);
     }
-    if plan.document.execution != state.document.execution {
-        engine.lifecycle().prune_soon(engine, &handle.partition, plan.document.execution);
+    if plan.document.current.execution != state.document.current.execution {
+        engine.lifecycle().prune_soon(engine, &handle.partition, plan.document.current.execution);
     }
-    deliver(engine, state, plan.intents, goes_on).await;
+    deliver(engine, state, plan.intents, has_next_turn).await;
     for activity in foreign_cancellations {
         cancel_foreign(engine, &activity).await;
     }
 }
 
-/// Sends what the turn owes others. Who has ended its turn will be back: a child can be handed to it, unless another turn waits for it already.
-async fn deliver(engine: &Arc<Engine>, state: &TurnState, intents: Vec<IntentDocument>, has_another: bool) {
-    if has_another {
+/// Delivers the turn's messages to other instances. The dispatcher of this turn fetches again soon, so an inline claim
+/// of a child can go to it, unless the next turn of this instance already does.
+async fn deliver(engine: &Arc<Engine>, state: &TurnState, intents: Vec<IntentDocument>, has_next_turn: bool) {
+    if has_next_turn {
         let engine_too = engine.clone();
         return engine.spawn(async move { outbox::deliver_soon(&engine_too, intents).await });
     }
     let terms = &state.runner.terms;
     let comes_back =
         engine.config.inline_claims() && terms.patient && !engine.stopping.is_cancelled() && !intents.is_empty();
-    let standing = comes_back.then(|| engine.queue.turns.register(terms.clone()));
-    let _idle = standing.as_ref().map(WaitingFetch::mark_idle);
+    let waiting_fetch = comes_back.then(|| engine.queue.turns.register(terms.clone()));
+    let _idle = waiting_fetch.as_ref().map(WaitingFetch::mark_idle);
     outbox::deliver_soon(engine, intents).await;
 }
 
-/// Keeps what the next turn needs, as long as the ETag proves that nothing has changed.
+/// Caches the state that the next turn needs. The ETag proves later that nothing has changed.
 fn remember(
     engine: &Engine,
     handle: &TurnHandle,
@@ -444,22 +563,24 @@ fn remember(
     etag: Etag,
     events: &[duroxide::Event],
 ) {
-    let same_execution = plan.document.execution == state.document.execution || !state.document.exists();
+    let same_execution =
+        plan.document.current.execution == state.document.current.execution || !state.document.exists();
     let contents = state.contents.as_ref().map(|before| {
-        let before = if same_execution { before.clone() } else { load::nothing() };
+        let before = if same_execution { before.clone() } else { load::empty_contents() };
         before.after_turn(events, plan.history_bytes, plan.kv.clone(), &plan.consumed)
     });
-    let known = Known { document: plan.document.clone(), etag, contents };
+    let known = CachedInstance { document: plan.document.clone(), etag, contents };
     engine.cache.put(&handle.partition, known);
 }
 
-/// An activity of another instance can't go with the turn; removing it is best effort, as its worker may be done anyway.
+/// Cancels an activity of another instance. It is in another partition, so the commit cannot contain it. Removing it is
+/// best effort, because its worker may have completed it anyway.
 async fn cancel_foreign(engine: &Engine, activity: &duroxide::providers::ScheduledActivityIdentifier) {
     let Ok(partition) = crate::model::Partition::instance(&activity.instance) else { return };
     let id = ActivityDocument::scheduled_id(activity.execution_id, activity.activity_id);
     for id in [ActivityDocument::payload_id(&id), id] {
         if let Err(error) = engine.store.delete(&partition, &id, None, engine.deadline()).await {
-            warn!(instance_id = activity.instance, %error, "an activity of another instance could not be cancelled");
+            warn!(instance_id = activity.instance, %error, "could not cancel an activity of another instance");
         }
     }
 }

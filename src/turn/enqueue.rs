@@ -1,13 +1,13 @@
-//! Putting things into the queues from outside a turn.
+//! Enqueues messages and appends events from outside a turn.
 //!
-//! A create whose id nobody else has is safe to send again: "there already" means that an earlier attempt did it.
+//! A create with a new, unique id is safe to repeat: "already exists" means that an earlier request succeeded.
 
 use crate::{
     cosmos::{queries, Applied, BatchOutcome, Deadline, Freshness, Refusal, StoreError, Versioned, WriteOutcome},
     discovery,
     engine::Engine,
     model::{item, EventSet, Fingerprints, HistoryDocument, InstanceDocument, MessageDocument, Operation, Partition},
-    queue::turn::{write_with_inline_claim, InlineWrite, Kind},
+    queue::turn::{write_with_inline_claim, InlineWrite, MessageKind},
     turn::{instance_id, load, read},
 };
 use azure_core::http::Etag;
@@ -18,7 +18,7 @@ use duroxide::{
 use std::{sync::Arc, time::Duration};
 use tracing::{info, warn};
 
-/// Puts a message into the queue of its instance.
+/// Enqueues a message to its instance.
 pub(crate) async fn message(
     engine: &Arc<Engine>,
     work_item: &WorkItem,
@@ -30,7 +30,7 @@ pub(crate) async fn message(
         .ok_or_else(|| refuse(format!("{} does not go to an orchestration", item::kind(work_item))))?;
     let partition = Partition::instance(instance).map_err(|e| refuse(e.to_string()))?;
     let now = engine.now();
-    // Only a turn's own timers wait for their time: what is put into the queue without a delay is visible at once.
+    // Only the timers of a turn wait for their own time. A message without a delay is visible at once.
     let due = delay.map_or(now, |delay| engine.clock.after(delay));
     let key = MessageDocument::outside_key(&engine.new_token());
     let mut document = MessageDocument::new(partition.clone(), &key, work_item, engine.sequencer.next(), now, due)
@@ -40,7 +40,7 @@ pub(crate) async fn message(
         let (kind, limit) = (item::kind(work_item), MessageDocument::MAX_BYTES);
         return Err(refuse(format!("the message {kind} for {instance:?} has {bytes} bytes, but the limit is {limit}")));
     }
-    let (kind, deadline) = (Kind::of(work_item), engine.deadline());
+    let (kind, deadline) = (MessageKind::of(work_item), engine.deadline());
     let failed = |e: StoreError| e.into_provider_error(OPERATION);
     let before = match write_with_inline_claim(engine, &document, &document, kind, deadline).await.map_err(failed)? {
         InlineWrite::Done => return Ok(()),
@@ -55,8 +55,8 @@ pub(crate) async fn message(
     match (outcome, before.or(applied)) {
         (WriteOutcome::Done(etag), Applied::Perhaps) => {
             let removed = remove_copy(engine, &document, &etag).await.unwrap_or_else(|error| {
-                // The message is there all the same, and most turns know a copy by themselves.
-                warn!(instance_id = instance, %error, "whether a message was written twice could not be found out");
+                // The message is enqueued in any case, and most turns recognise a copy themselves.
+                warn!(instance_id = instance, %error, "could not check whether a message was written twice");
                 false
             });
             if !removed {
@@ -68,17 +68,18 @@ pub(crate) async fn message(
             discovery::message_written(engine, document, Some(etag), None).await;
             Ok(())
         }
-        // Written with its answer lost: it may have been consumed since.
+        // The write happened, and its answer was lost. The message may have been consumed since.
         (WriteOutcome::Refused(Refusal::Exists), _) => {
             discovery::message_written(engine, document, None, None).await;
             Ok(())
         }
-        (WriteOutcome::Refused(refusal), _) => Err(refuse(format!("the message was answered {refusal:?}"))),
+        (WriteOutcome::Refused(refusal), _) => Err(refuse(format!("Cosmos DB refused the message: {refusal:?}"))),
     }
 }
 
-/// Removes a message that was written twice and whose first copy was consumed in between: some history has its mark. Turns of
-/// the same execution, and the first ones of the next, know it by themselves; here all executions are asked.
+/// Removes a message that was written twice, if a turn consumed the first copy in between and a history document has
+/// its fingerprint. Turns of the same execution, and the first turns of the next, recognise the copy themselves. This
+/// check covers all executions.
 async fn remove_copy(engine: &Engine, message: &MessageDocument, etag: &Etag) -> Result<bool, StoreError> {
     let (partition, deadline) = (&message.instance_id, engine.deadline());
     let statement = queries::CONSUMED.statement().authoritative();
@@ -86,7 +87,7 @@ async fn remove_copy(engine: &Engine, message: &MessageDocument, etag: &Etag) ->
     if fingerprints.iter().all(|fingerprints| fingerprints.consumed(std::iter::once(&message.id)).is_empty()) {
         return Ok(false);
     }
-    info!(instance_id = partition.instance_id(), id = %message.id, "a message was written twice: removing the copy");
+    info!(instance_id = partition.instance_id(), id = %message.id, "deleting the second copy of a message");
     engine.store.delete(partition, &message.id, Some(etag), deadline).await?;
     Ok(true)
 }
@@ -112,7 +113,7 @@ pub(crate) async fn events(
     let texts = texts.map_err(|e| refuse(format!("an event can't be written as JSON: {e}")))?;
     let history = HistoryDocument::new(partition.clone(), execution, &key, 0, first, texts);
     loop {
-        // The write is conditional on a document that was read before the events were compared.
+        // The write is conditional on a document that was read before this comparison.
         let found = engine.read_latest(&partition, deadline).await.map_err(failed)?;
         check_duplicates(engine, &partition, execution, events).await?;
         if append(engine, found, &history, events, deadline).await.map_err(failed)? {
@@ -121,6 +122,7 @@ pub(crate) async fn events(
     }
 }
 
+/// Fails if the execution already has an event with one of these ids.
 async fn check_duplicates(
     engine: &Arc<Engine>,
     partition: &Partition,
@@ -143,7 +145,8 @@ async fn check_duplicates(
     }
 }
 
-/// One batch that also changes the instance's document, so that caches notice; `false` where it changed meanwhile.
+/// Appends the events in one batch that also changes the instance document, so that caches notice. Returns `false` if
+/// another writer changed the document first.
 async fn append(
     engine: &Arc<Engine>,
     found: Option<Versioned<InstanceDocument>>,
@@ -156,17 +159,17 @@ async fn append(
         Some(Versioned { document, etag }) => (document, Some(etag)),
         None => (InstanceDocument::new(partition.clone(), &engine.new_token(), engine.now()), None),
     };
-    if document.deleting.is_some() {
-        // What is written now would go with the instance, or come back after it.
+    if document.removal.deleting.is_some() {
+        // The deletion would delete the new events too, or they would remain after it.
         engine.lifecycle().recover_deletion(engine, &document, deadline).await?;
         return Err(StoreError::Unavailable { detail: "the instance is being deleted".to_owned() });
     }
-    if document.execution == history.execution {
+    if document.current.execution == history.execution {
         for event in events {
-            document.events.insert(event.event_id);
+            document.current.events.insert(event.event_id);
         }
     }
-    document.totals.events += events.len() as u64;
+    document.counting.totals.events += events.len() as u64;
     let instance = match &etag {
         Some(etag) => Operation::replace(instance_id(), &document, Some(etag))?,
         None => Operation::create(&document)?,
@@ -176,7 +179,7 @@ async fn append(
     match engine.store.batch(partition, &operations, deadline).await? {
         BatchOutcome::Committed(_) => Ok(true),
         BatchOutcome::RolledBack(_) => {
-            // Ours, with its answer lost, or somebody changed the instance.
+            // Either the batch happened and its answer was lost, or another writer changed the instance.
             let freshness = Freshness::Authoritative;
             let there = engine.store.read::<serde_json::Value>(partition, &history.id, freshness, deadline).await?;
             Ok(there.is_some())

@@ -1,7 +1,8 @@
-//! A failure can always be recorded: what it embeds is cut to a size that fits, and its parent always hears.
+//! Makes sure that a failure can always be stored and that the parent always learns of it.
 //!
-//! duroxide's runtime puts the messages of a turn into the event that poisons it, and an error's own text may have any size. If
-//! such an event could not be stored, the turn would be refused, run again and fail again, for ever.
+//! duroxide's runtime embeds the messages of a turn in the event that poisons it, and the text of an error may have any
+//! size. If such an event were too large to store, the turn would be rejected, run again and fail again, without end.
+//! So the provider shortens the texts.
 
 use super::{load, plan::Ack, read, TurnState};
 use crate::{
@@ -13,11 +14,11 @@ use duroxide::{providers::WorkItem, ErrorDetails, Event, EventKind, PoisonMessag
 use std::sync::Arc;
 use tracing::warn;
 
-/// Bytes of one text of a failure. A text is JSON within JSON within JSON when it is stored, which makes some characters eight
-/// times as long: this many fit a document all the same, in an event as in a message.
+/// The longest text of a failure, in bytes. The stored text is JSON within JSON within JSON, which makes some
+/// characters eight times as long. A text of this size still fits into a document, in an event as in a message.
 const MAX_TEXT: usize = 96 * 1024;
 
-/// Cuts what the failures of a turn embed.
+/// Shortens the texts of the failures in an ack.
 pub(crate) fn shorten(ack: &mut Ack) {
     for event in &mut ack.events {
         if let EventKind::OrchestrationFailed { details } = &mut event.kind {
@@ -33,12 +34,12 @@ pub(crate) fn shorten(ack: &mut Ack) {
     }
 }
 
-/// Adds the word to the parent that duroxide's runtime leaves out where it fails a turn that can't be stored or read: the
-/// parent would wait for ever. An instance that had ended before has told its parent.
+/// Adds the message to the parent that duroxide's runtime omits if it fails a turn that cannot be stored or read.
+/// Without it the parent would wait for ever. An instance that had already ended has sent that message before.
 pub(crate) async fn tell_parent(engine: &Arc<Engine>, state: &TurnState, ack: &mut Ack) -> Result<(), StoreError> {
     let had_ended = state.document.has_ended();
     let fails = ack.metadata.status.as_deref() == Some(status::FAILED);
-    if !fails || had_ended || (state.document.exists() && ack.execution < state.document.execution) {
+    if !fails || had_ended || (state.document.exists() && ack.execution < state.document.current.execution) {
         return Ok(());
     }
     let details = ack.events.iter().rev().find_map(|event| match &event.kind {
@@ -69,18 +70,18 @@ pub(crate) async fn tell_parent(engine: &Arc<Engine>, state: &TurnState, ack: &m
     Ok(())
 }
 
-/// Who waits for an instance: with which event, of which execution.
+/// The parent that waits for an instance: with which event, of which execution.
 struct Parent {
     instance: String,
     execution: Option<u64>,
     event: u64,
 }
 
-/// The parent, as the first event says, or the start of an instance that has no history yet.
+/// The parent, from the first event, or from the start of an instance that has no history yet.
 async fn parent(engine: &Arc<Engine>, state: &TurnState) -> Result<Option<Parent>, StoreError> {
     let begun = match &state.contents {
         Some(contents) => contents.history.iter().find_map(started_by),
-        None if state.document.parent.is_some() => unreadable_start(engine, state).await?,
+        None if state.document.origin.parent.is_some() => unreadable_start(engine, state).await?,
         None => None,
     };
     let start = || {
@@ -93,7 +94,7 @@ async fn parent(engine: &Arc<Engine>, state: &TurnState) -> Result<Option<Parent
             _ => None,
         })
     };
-    // A start for an instance that is there already is another parent's.
+    // A start for an instance that already exists is another parent's.
     let begun = if state.document.exists() { begun } else { begun.or_else(start) };
     let (instance, execution, event) = begun.unwrap_or_default();
     Ok(instance.zip(event).map(|(instance, event)| Parent { instance, execution, event }))
@@ -101,22 +102,23 @@ async fn parent(engine: &Arc<Engine>, state: &TurnState) -> Result<Option<Parent
 
 type StartedBy = (Option<String>, Option<u64>, Option<u64>);
 
-/// What the first event says, where others can't be read. A history of which nothing can be read must not keep the failure from
-/// being recorded.
+/// The parent, from the first event of a history that cannot be read as a whole. If no event can be read, the failure
+/// must still be recorded, so this returns `None`.
 async fn unreadable_start(engine: &Arc<Engine>, state: &TurnState) -> Result<Option<StartedBy>, StoreError> {
     let (document, deadline) = (&state.document, engine.deadline_at(state.until));
     let freshness = Freshness::Authoritative;
-    let history = read::history(engine, &document.instance_id, document.execution, freshness, deadline).await;
+    let history = read::history(engine, &document.instance_id, document.current.execution, freshness, deadline).await;
     match history {
         Ok(history) => Ok(load::readable_events(&history).find_map(|event| started_by(&event))),
         Err(error) if error.is_retryable() => Err(error),
         Err(error) => {
-            warn!(instance_id = document.instance_id.instance_id(), %error, "who waits for a failed child is not known");
+            warn!(instance_id = document.instance_id.instance_id(), %error, "the parent of a failed child is unknown");
             Ok(None)
         }
     }
 }
 
+/// The parent that the first event of an execution names.
 fn started_by(event: &Event) -> Option<StartedBy> {
     let EventKind::OrchestrationStarted { parent_instance, parent_execution_id, parent_id, .. } = &event.kind else {
         return None;
@@ -124,19 +126,19 @@ fn started_by(event: &Event) -> Option<StartedBy> {
     Some((parent_instance.clone(), *parent_execution_id, *parent_id))
 }
 
-/// The execution that a parent is in, for a start of an older duroxide, which does not say so.
+/// The parent's current execution, for a start of an older duroxide version, which does not name the execution.
 async fn current_execution(engine: &Engine, instance: &str) -> Result<u64, StoreError> {
     const FIRST: u64 = 1;
     let Ok(partition) = Partition::instance(instance) else { return Ok(FIRST) };
     match engine.read_latest(&partition, engine.deadline()).await {
-        Ok(found) => Ok(found.map_or(FIRST, |found| found.document.execution)),
-        // A parent that can't be read must not keep the failure of its child from being recorded.
+        Ok(found) => Ok(found.map_or(FIRST, |found| found.document.current.execution)),
+        // The failure of the child must be recorded even if the parent cannot be read.
         Err(StoreError::Malformed { .. }) => Ok(FIRST),
         Err(error) => Err(error),
     }
 }
 
-/// Cuts what a message about a failure embeds.
+/// Shortens the texts of a message about a failure.
 pub(crate) fn shorten_item(item: &mut WorkItem) {
     if let WorkItem::SubOrchFailed { details, .. } | WorkItem::ActivityFailed { details, .. } = item {
         shorten_details(details);
@@ -165,7 +167,7 @@ fn shorten_details(details: &mut ErrorDetails) {
     }
 }
 
-/// Keeps the beginning of a text that is too long, and says how much there was.
+/// Keeps the beginning of a text that is too long, and appends its original size.
 fn cut(text: &mut String) {
     if text.len() <= MAX_TEXT {
         return;
@@ -184,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_text_is_cut_between_characters_and_says_so_and_a_short_one_is_not() {
+    fn a_long_text_is_cut_between_characters_and_a_short_one_is_kept() {
         let mut long = "é".repeat(MAX_TEXT);
         cut(&mut long);
         assert!(long.len() < MAX_TEXT + 64 && long.ends_with(&format!("(cut: {} bytes in all)", 2 * MAX_TEXT)));

@@ -1,4 +1,4 @@
-//! What a claim protects: messages, history and values, in one query of the partition.
+//! Loads messages, history and values of a claimed instance, by one query of its partition.
 
 use super::{
     cache::Contents,
@@ -13,42 +13,42 @@ use duroxide::Event;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// At most so many messages go into one turn, and every start besides: the rest waits for the next.
+/// One turn takes at most this many messages, and every start in addition. The next turn gets the rest.
 const MAX_MESSAGES: usize = 500;
-/// Messages go into one turn up to this size together: the one that reaches it is the last. What a turn takes is in memory
-/// several times, and its events are about as large.
+/// The messages of one turn have at most this size together; the message that reaches the limit is the last. The
+/// process holds several copies of them in memory, and the events of the turn are about as large.
 const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
 
-/// Which messages are asked for.
+/// The messages that a query returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sight {
-    /// Those that are visible.
+pub(crate) enum MessageScope {
+    /// Only visible messages.
     Visible,
-    /// Those that are deferred, too.
-    Parked,
+    /// Visible and deferred messages.
+    WithDeferred,
 }
 
-impl Sight {
-    /// What a query is told of deferred messages: nothing has no `due`.
+impl MessageScope {
+    /// The `due` of deferred messages, as a parameter of the query. `None` matches no message.
     fn deferred(self) -> Option<Millis> {
-        (self == Self::Parked).then_some(MessageDocument::DEFERRED)
+        (self == Self::WithDeferred).then_some(MessageDocument::DEFERRED)
     }
 }
 
 /// The contents of an instance's partition, as a turn needs them.
 pub(crate) struct Loaded {
     pub(crate) messages: Vec<Versioned<MessageDocument>>,
-    /// Messages that can't be read.
+    /// Messages that cannot be read.
     pub(super) unknown: UnknownMessages,
-    /// There are more messages than go into one turn.
+    /// The queue has more messages than one turn takes.
     pub(crate) more: bool,
     pub(crate) contents: Result<Contents, String>,
 }
 
 impl Loaded {
-    /// What the history lacks of the events that the instance's document says there are, which the claim has proved. What can't be read is
-    /// another matter.
-    pub(crate) fn lacks(&self, events: &EventSet) -> Option<String> {
+    /// How the loaded history differs from the events of the instance document, which the claim has proved. `None` if
+    /// it is complete, and also if it cannot be read.
+    pub(crate) fn missing_events(&self, events: &EventSet) -> Option<String> {
         let history = &self.contents.as_ref().ok()?.history;
         let found: EventSet = history.iter().map(|event| event.event_id).collect();
         (found != *events).then(|| {
@@ -58,57 +58,57 @@ impl Loaded {
     }
 }
 
-/// Loads what the claim of an instance in this execution protects. With `warm` contents, only the messages are asked for. Who insists filter what
-/// was committed, not what a replica has heard of.
+/// Loads the contents of a claimed instance in this execution. If `cached` has the contents, the query returns messages
+/// only. With `authoritative` the query goes to the write region instead of a replica that may lag.
 pub(crate) async fn load(
     engine: &Engine,
     partition: &Partition,
     execution: u64,
-    warm: Option<Contents>,
+    cached: Option<Contents>,
     now: Millis,
-    (sight, insists): (Sight, bool),
+    (scope, authoritative): (MessageScope, bool),
 ) -> Result<Loaded, StoreError> {
-    // As long as pages come, the claim's lock is kept: a long history can't starve under throttling.
-    let patience = engine.per_page();
-    // Whether any deferred message is left is decided by what this returns.
-    let freshness = match insists || sight == Sight::Parked {
+    // The time limit is per page: the caller extends the lock, so a long history loads even under throttling.
+    let timeout = engine.per_page();
+    // The result decides whether any deferred message is left, so it must not be stale.
+    let freshness = match authoritative || scope == MessageScope::WithDeferred {
         true => Freshness::Authoritative,
         false => Freshness::Session,
     };
-    if let Some(contents) = warm {
+    if let Some(contents) = cached {
         let mut loaded =
             Loaded { messages: Vec::new(), unknown: UnknownMessages::default(), more: false, contents: Ok(contents) };
-        add_visible_messages(engine, partition, now, sight, (freshness, patience), &mut loaded).await?;
+        add_visible_messages(engine, partition, now, scope, (freshness, timeout), &mut loaded).await?;
         return Ok(loaded);
     }
     let statement = queries::TURN.statement().bind("@now", now).bind("@execution", execution);
-    let statement = statement.bind("@deferred", sight.deferred());
-    let mut pages = engine.store.partition_pages(partition, statement.seeing(freshness), patience)?;
-    let mut sorted = Sorted::default();
+    let statement = statement.bind("@deferred", scope.deferred());
+    let mut pages = engine.store.partition_pages(partition, statement.seeing(freshness), timeout)?;
+    let mut documents = PartitionDocuments::default();
     while let Some(page) = pages.next().await? {
         let page: Vec<Value> = page.complete()?;
         for document in page {
-            sorted.add(document);
+            documents.add(document);
         }
-        // A queue may be longer than what one turn takes: the rest is not kept.
-        sorted.messages = in_order(std::mem::take(&mut sorted.messages), &mut sorted.more);
+        // The queue may be longer than one turn takes. Drop the rest after each page.
+        documents.messages = order_and_cut(std::mem::take(&mut documents.messages), &mut documents.more);
     }
-    Ok(sorted.loaded())
+    Ok(documents.loaded())
 }
 
-/// The documents of a partition, by kind.
+/// The documents of a partition, by type.
 #[derive(Default)]
-struct Sorted {
+struct PartitionDocuments {
     messages: Vec<Versioned<MessageDocument>>,
     unknown: UnknownMessages,
     more: bool,
     history: Vec<HistoryDocument>,
     kv: BTreeMap<String, KvDocument>,
-    /// Why a part of the history or a value can't be read.
+    /// Why a part of the history or a value cannot be read.
     broken: Option<String>,
 }
 
-impl Sorted {
+impl PartitionDocuments {
     fn add(&mut self, document: Value) {
         match document.get("type").and_then(Value::as_str) {
             Some(kind::MESSAGE) => unknown::take_in(document, &mut self.messages, &mut self.unknown),
@@ -135,47 +135,49 @@ impl Sorted {
     }
 }
 
-/// The oldest messages that are visible. A start is always among them: an execution can't run without it. None is deferred.
+/// Adds the oldest visible messages, and deferred ones if the scope has them. It always adds every start, because an
+/// execution cannot run without its start.
 async fn add_visible_messages(
     engine: &Engine,
     partition: &Partition,
     now: Millis,
-    sight: Sight,
-    (freshness, patience): (Freshness, QueryTimeout),
+    scope: MessageScope,
+    (freshness, timeout): (Freshness, QueryTimeout),
     Loaded { messages, unknown, more, .. }: &mut Loaded,
 ) -> Result<(), StoreError> {
-    let statement = queries::VISIBLE_MESSAGES.statement().bind("@now", now).bind("@deferred", sight.deferred());
-    let mut pages = engine.store.partition_pages::<Value>(partition, statement.seeing(freshness), patience)?;
+    let statement = queries::VISIBLE_MESSAGES.statement().bind("@now", now).bind("@deferred", scope.deferred());
+    let mut pages = engine.store.partition_pages::<Value>(partition, statement.seeing(freshness), timeout)?;
     let mut rows = 0;
-    // They come in order: behind the first that does not fit, none does.
+    // The pages come in order. Once a message does not fit, no later one does.
     while !*more {
         let Some(page) = pages.next().await? else { break };
         rows += page.len();
         page.readable().into_iter().for_each(|row| unknown::take_in(row, messages, unknown));
-        *messages = in_order(std::mem::take(messages), more);
+        *messages = order_and_cut(std::mem::take(messages), more);
     }
-    // Starts and messages that can't be read are among the rows, and do not count: all may fit, and more may be there.
+    // Rows include starts and unreadable messages, which do not count towards the limit. So all rows may fit although
+    // the queue has more.
     *more |= rows > MAX_MESSAGES;
     if *more {
         let statement = queries::VISIBLE_STARTS.statement().bind("@now", now).seeing(freshness);
-        let starts = engine.store.query_partition::<Value>(partition, statement, patience).await?;
+        let starts = engine.store.query_partition::<Value>(partition, statement, timeout).await?;
         starts.into_iter().for_each(|row| unknown::take_in(row, messages, unknown));
-        *messages = in_order(std::mem::take(messages), more);
+        *messages = order_and_cut(std::mem::take(messages), more);
     }
     *more |= unknown.more;
     Ok(())
 }
 
-/// Whether a start is queued for an instance, visible or not.
+/// Whether the queue of an instance has a start, visible or not.
 pub(crate) async fn has_start(engine: &Engine, partition: &Partition, deadline: Deadline) -> Result<bool, StoreError> {
     let rows: Vec<Value> =
         engine.store.query_partition(partition, queries::QUEUED_STARTS.statement().authoritative(), deadline).await?;
     Ok(!rows.is_empty())
 }
 
-/// The queue's order is that in which messages went in, never that in which they became visible. Starts are never cut off.
-/// `more` tells whether others were.
-pub(super) fn in_order(
+/// Sorts messages by enqueue order, which differs from the order in which they become visible. Cuts the list to the
+/// size of one turn, but keeps every start. Sets `more` if it cuts any message off.
+pub(super) fn order_and_cut(
     mut messages: Vec<Versioned<MessageDocument>>,
     more: &mut bool,
 ) -> Vec<Versioned<MessageDocument>> {
@@ -206,17 +208,17 @@ pub(super) async fn has_history(
     Ok(!engine.store.query_partition::<Value>(partition, statement, deadline).await?.is_empty())
 }
 
-/// The events of some history documents that can be read.
+/// The readable events of these history documents.
 pub(crate) fn readable_events(documents: &[HistoryDocument]) -> impl Iterator<Item = Event> + '_ {
     documents.iter().flat_map(|document| &document.events).filter_map(|text| serde_json::from_str(text).ok())
 }
 
-/// History documents in the order of their turns.
+/// Sorts history documents by the order of their turns.
 fn sort(documents: &mut [HistoryDocument]) {
     documents.sort_by(|a, b| a.first.cmp(&b.first).then_with(|| a.id.cmp(&b.id)));
 }
 
-/// What the turns of an execution have consumed from outside, oldest first.
+/// The fingerprints of the messages that the turns of an execution consumed from outside the instance, oldest first.
 fn consumed(documents: &mut [HistoryDocument]) -> Fingerprints {
     sort(documents);
     let mut fingerprints = Fingerprints::default();
@@ -243,8 +245,8 @@ pub(crate) fn events(mut documents: Vec<HistoryDocument>) -> Result<(Vec<Event>,
     Ok((events, bytes))
 }
 
-/// Contents of an instance that has none.
-pub(crate) fn nothing() -> Contents {
+/// The contents of an instance that has neither history nor values.
+pub(crate) fn empty_contents() -> Contents {
     Contents::new(Vec::new(), 0, Some(BTreeMap::new()), Fingerprints::default())
 }
 
@@ -264,12 +266,12 @@ mod tests {
     }
 
     #[test]
-    fn a_start_is_among_what_a_turn_gets_however_many_messages_are_older() {
+    fn a_turn_gets_every_start_however_many_messages_are_older() {
         let mut messages: Vec<_> = (0..2_000).map(|number| message(number, false)).collect();
         messages.push(message(5_000, true));
         messages.push(message(4_000, true));
         let mut more = false;
-        let turn = in_order(messages, &mut more);
+        let turn = order_and_cut(messages, &mut more);
         assert!(more);
         assert_eq!(turn.len(), MAX_MESSAGES + 2);
         let starts: Vec<&str> = turn.iter().filter(|m| m.document.starts).map(|m| m.document.seq.as_str()).collect();
@@ -278,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_history_without_all_of_its_events_or_with_others_is_known() {
+    fn a_history_with_missing_or_additional_events_is_detected() {
         let history = |ids: std::ops::Range<u64>| {
             let event = |id| Event::with_event_id(id, "a", 1, None, duroxide::EventKind::TimerFired { fire_at_ms: 0 });
             let contents =
@@ -286,20 +288,20 @@ mod tests {
             Loaded { messages: Vec::new(), unknown: UnknownMessages::default(), more: false, contents: Ok(contents) }
         };
         let mut events = EventSet::default();
-        assert_eq!(history(1..1).lacks(&events), None);
+        assert_eq!(history(1..1).missing_events(&events), None);
         assert!((1..4).all(|id| events.insert(id)));
-        assert_eq!(history(1..4).lacks(&events), None);
-        let lacks = history(1..3).lacks(&events).expect("one is missing");
-        assert_eq!(lacks, "the history has 2 events up to 2, and must have 3 up to 3");
-        assert!(history(1..5).lacks(&events).is_some() && history(2..4).lacks(&events).is_some());
+        assert_eq!(history(1..4).missing_events(&events), None);
+        let missing_events = history(1..3).missing_events(&events).expect("one is missing");
+        assert_eq!(missing_events, "the history has 2 events up to 2, and must have 3 up to 3");
+        assert!(history(1..5).missing_events(&events).is_some() && history(2..4).missing_events(&events).is_some());
         let unreadable = Loaded { contents: Err("garbage".to_owned()), ..history(1..3) };
-        assert_eq!(unreadable.lacks(&events), None);
+        assert_eq!(unreadable.missing_events(&events), None);
     }
 
     #[test]
-    fn what_fits_one_turn_leaves_nothing_for_the_next() {
+    fn a_turn_takes_all_messages_if_they_fit() {
         let messages: Vec<_> = (0..MAX_MESSAGES).map(|number| message(number, false)).collect();
         let mut more = false;
-        assert_eq!((in_order(messages, &mut more).len(), more), (MAX_MESSAGES, false));
+        assert_eq!((order_and_cut(messages, &mut more).len(), more), (MAX_MESSAGES, false));
     }
 }

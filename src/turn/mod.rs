@@ -1,15 +1,15 @@
-//! An orchestration turn: claimed, loaded, committed or released.
+//! An orchestration turn: claim, load, plan, commit or release.
 //!
-//! Invariants, which SPEC.md explains with their crash points:
+//! Invariants. `docs/design/turns.md` describes them with their crash points.
 //!
-//! - **Fence.** Every write of a turn is conditional on the instance's document as this token last wrote it. Whoever takes
-//!   the lock over changes that document, so a former owner's write fails whatever the clocks say.
-//! - **One commit.** The batch that replaces the instance's document is the turn's commit; the document remembers the token
-//!   of the turn that it last committed, so a lost answer is read, not guessed.
-//! - **Proof.** A turn consumes just the messages that it ran on: what it did not load under its claim is consumed under the
-//!   ETag that it is remembered with, in the batch that commits.
-//! - **History first.** A turn whose staged operations are not all applied is rolled forward before its instance is handed
-//!   out, so that messages are never ahead of the history.
+//! - **Fence.** Every write of a turn is conditional on the instance document as this token last wrote it. A worker
+//!   that takes the lock over changes that document. So a write of the former owner fails, whatever the clocks say.
+//! - **One commit.** The batch that replaces the instance document is the commit of the turn. The document records the
+//!   token of the last committed turn. After a lost answer the worker reads the outcome and never guesses it.
+//! - **Proof.** A turn consumes only the messages that it ran on. The committing batch consumes each message under its
+//!   ETag, also a message that the worker did not load under its claim.
+//! - **History first.** A worker rolls a staged turn forward before it hands the instance out. So messages are never
+//!   ahead of the history.
 
 pub(crate) mod cache;
 pub(crate) mod claim;
@@ -35,56 +35,57 @@ use azure_core::http::Etag;
 use cache::Contents;
 use std::collections::BTreeMap;
 
-/// Room that a batch keeps for the instance's document, with a message in it, and for that message where it is written out.
-const ROOM: usize = 32 * 1024;
+/// Bytes that a batch reserves for the instance document with an inlined message, and for that message if the batch
+/// also writes it as a document of its own.
+const RESERVED_BYTES: usize = 32 * 1024;
 
-/// The id of every instance's hot document.
+/// The id of the instance document, which is the same in every partition.
 pub(crate) fn instance_id() -> DocumentId {
     InstanceDocument::document_id()
 }
 
-/// A turn that this process holds. Renewal, commit and release of one token take turns at the state.
+/// A turn that this process holds. The mutex serialises renewal, commit and release of one token.
 pub(crate) struct TurnHandle {
     pub(crate) token: String,
     pub(crate) partition: Partition,
     pub(crate) state: tokio::sync::Mutex<TurnState>,
 }
 
-/// Who has a turn.
+/// The dispatcher that holds a turn.
 #[derive(Clone)]
 pub(crate) struct Runner {
-    /// How it claims: it comes back for the next when this one has ended.
+    /// How the dispatcher claims. A patient one fetches again when this turn has ended.
     pub(crate) terms: FetchTerms<TurnFilter>,
-    /// How many turns of the instance before this one have kept the lock for the next.
+    /// The number of turns of this instance directly before this one that each kept the lock for the next turn.
     pub(crate) in_a_row: u32,
 }
 
-/// What is known of a turn that is under way.
+/// The state of a turn in progress.
 pub(crate) struct TurnState {
-    /// The instance's document as this token last wrote it, and its ETag: the fence.
+    /// The instance document as this token last wrote it. The ETag is the fence.
     pub(crate) document: InstanceDocument,
     pub(crate) etag: Etag,
     pub(crate) until: Millis,
     pub(crate) runner: Runner,
-    /// The messages that this fetch took, each as it must be when the turn consumes it; their attempts are those with this
-    /// one.
+    /// The messages of the turn, each with the ETag that it must have when the turn consumes it. Their attempts include
+    /// this one.
     pub(crate) taken: Vec<Versioned<MessageDocument>>,
-    /// They are all that there were: if any were deferred, none of them is left behind.
+    /// The turn took all messages of the instance. If some of them were deferred, none is left.
     pub(crate) whole: bool,
     pub(crate) kv: BTreeMap<String, KvDocument>,
-    /// History and values as loaded; none where they could not be read.
+    /// History and values as loaded. `None` if they could not be read.
     pub(crate) contents: Option<Contents>,
-    /// What the item was called when it was handed out, for an ack that does not say.
+    /// The orchestration's name when the turn was handed out, for an ack without a name.
     pub(crate) name: String,
     pub(crate) version: String,
     pub(crate) phase: TurnPhase,
 }
 
 impl TurnState {
-    /// Takes the instance's document as somebody else has left it, under our lock. Events that others have appended are not
-    /// in the history that was loaded: it is not remembered.
+    /// Takes over the instance document as another writer left it under our lock. If that writer appended events, the
+    /// loaded history is incomplete and is not cached.
     pub(crate) fn refresh(&mut self, found: Versioned<InstanceDocument>) {
-        if found.document.events != self.document.events {
+        if found.document.current.events != self.document.current.events {
             self.contents = None;
         }
         self.document = found.document;
@@ -92,18 +93,18 @@ impl TurnState {
     }
 }
 
-/// How far a turn has come.
+/// The state of a turn's token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TurnPhase {
-    /// It can be committed, renewed and released.
+    /// The turn can be committed, renewed and released.
     Open,
-    /// A commit was given up for a passing reason; it may have happened. Nothing else may be committed with this token.
+    /// A commit failed for a retryable reason and may have happened. The provider commits nothing else with this token.
     Aborted,
-    /// Committed, released or lost.
+    /// The turn is committed, released or lost.
     Closed,
 }
 
-/// The error for a token that is not, or no longer, good.
+/// The error for a token that is not, or no longer, valid.
 pub(crate) fn lock_lost(operation: &str, why: &str) -> duroxide::providers::ProviderError {
     duroxide::providers::ProviderError::permanent(operation, format!("Invalid lock token: {why}"))
 }

@@ -1,13 +1,17 @@
-//! What a claim protects, made into a turn and handed out, or given back.
+//! Loads the contents of a claimed instance and hands the turn out, or releases the claim.
 //!
-//! Invariants: what is handed out has at least half of its lock left; messages that this process only remembers are handed
-//! out with the ETags under which the commit must find them; a claim that comes to nothing is not counted.
+//! Invariants:
+//!
+//! - A turn is handed out with at least half of its lock left.
+//! - A message that this process remembers, and did not load, is handed out with its ETag. The commit must find it with
+//!   that ETag.
+//! - A claim that finds nothing to run is not counted as an attempt.
 
 use super::{
-    cache::{Contents, Known},
-    claim::{Ours, TurnClaim},
+    cache::{CachedInstance, Contents},
+    claim::{ClaimedInstance, TurnClaim},
     defer, instance_id,
-    load::{self, Loaded, Sight},
+    load::{self, Loaded, MessageScope},
     release, staging,
     unknown::{self, UnknownMessages},
     TurnHandle, TurnPhase, TurnState,
@@ -33,18 +37,18 @@ use std::{
 };
 use tracing::{debug, error, info, warn};
 
-/// Loads what the claim protects and hands the turn out, or gives it back.
+/// Loads the contents of a claimed instance. Hands the turn out, or releases the claim if there is nothing to run.
 pub(crate) async fn open(
     engine: &Arc<Engine>,
     candidate: &TurnCandidate,
-    mut ours: Ours,
+    mut claimed: ClaimedInstance,
 ) -> Result<TurnClaim, StoreError> {
-    match prepare(engine, candidate, &mut ours).await {
-        Ok(Prepared::Turn(ready)) => Ok(hand_out(engine, candidate, ours, *ready)),
+    match prepare(engine, candidate, &mut claimed).await {
+        Ok(Prepared::Turn(ready)) => Ok(hand_out(engine, candidate, claimed, *ready)),
         Ok(Prepared::Declined(outcome)) => {
-            let (partition, token, until) = (&candidate.partition, ours.token, lock_end(&ours.document));
+            let (partition, token, until) = (&candidate.partition, claimed.token, lock_end(&claimed.document));
             let deadline = engine.deadline();
-            let undone = release::undo_claim(engine, partition, &token, ours.document, ours.etag, deadline).await;
+            let undone = release::undo_claim(engine, partition, &token, claimed.document, claimed.etag, deadline).await;
             if let Err(error) = undone {
                 release::release_claim_later(engine, partition, token, until, engine.clock.after(error.pause()));
                 return Err(error);
@@ -52,8 +56,8 @@ pub(crate) async fn open(
             Ok(outcome)
         }
         Err(error) => {
-            let (until, due) = (lock_end(&ours.document), engine.clock.after(error.pause()));
-            release::release_claim_later(engine, &candidate.partition, ours.token, until, due);
+            let (until, due) = (lock_end(&claimed.document), engine.clock.after(error.pause()));
+            release::release_claim_later(engine, &candidate.partition, claimed.token, until, due);
             Err(error)
         }
     }
@@ -61,10 +65,10 @@ pub(crate) async fn open(
 
 /// When the lock of a claim ends.
 fn lock_end(document: &InstanceDocument) -> Millis {
-    document.lock.as_ref().map_or(0, |lock| lock.until)
+    document.claim.lock.as_ref().map_or(0, |lock| lock.until)
 }
 
-/// What became of a claim once its contents were known.
+/// The decision about a claim once the contents are loaded.
 enum Prepared {
     Turn(Box<Ready>),
     /// There is no turn to run.
@@ -75,7 +79,7 @@ enum Prepared {
 struct Ready {
     taken: Vec<Versioned<MessageDocument>>,
     items: Vec<WorkItem>,
-    /// Why the history can't be read.
+    /// Why the history cannot be read.
     unreadable: Option<String>,
     contents: Option<Contents>,
     name: String,
@@ -83,40 +87,47 @@ struct Ready {
     more: bool,
 }
 
-async fn prepare(engine: &Arc<Engine>, candidate: &TurnCandidate, ours: &mut Ours) -> Result<Prepared, StoreError> {
-    if !ours.document.staging.is_empty() {
-        staging::sweep(engine, ours, engine.deadline()).await?;
+/// Loads, discards and defers messages until it is clear whether the instance has a turn to run.
+async fn prepare(
+    engine: &Arc<Engine>,
+    candidate: &TurnCandidate,
+    claimed: &mut ClaimedInstance,
+) -> Result<Prepared, StoreError> {
+    if !claimed.document.commit.staging.is_empty() {
+        staging::delete_uncommitted(engine, claimed, engine.deadline()).await?;
     }
-    // What is deferred is of no interest to a name that nobody has started, and may be much.
-    let all = ours.document.deferred
-        && (ours.document.exists() || candidate.starts || defer::is_over(engine, &ours.document));
-    let mut sight = if all { Sight::Parked } else { Sight::Visible };
+    // An instance that does not exist has no use for its deferred messages yet, and there may be many.
+    let all = claimed.document.waiting.deferred
+        && (claimed.document.exists() || candidate.starts || defer::orphans_have_expired(engine, &claimed.document));
+    let mut scope = if all { MessageScope::WithDeferred } else { MessageScope::Visible };
     loop {
-        let mut loaded = contents_of(engine, candidate, ours, sight).await?;
-        discard(engine, ours, &mut loaded).await?;
-        add_inlined(&mut loaded, ours);
-        let items = unknown::set_aside(engine, ours, &mut loaded).await?;
-        match identity(&ours.document, &loaded, &items) {
-            None => return decline(engine, ours, loaded, &items, sight).await.map(Prepared::Declined),
-            Some(_) if ours.document.deferred && sight == Sight::Visible => sight = Sight::Parked,
-            // Others may take the place of those that are dropped.
-            Some(_) if defer::drop_orphans(engine, ours, &mut loaded).await? => {}
-            Some(identity) => return ready(engine, ours, loaded, items, identity).await,
+        let mut loaded = load_contents(engine, candidate, claimed, scope).await?;
+        delete_useless(engine, claimed, &mut loaded).await?;
+        add_inlined(&mut loaded, claimed);
+        let items = unknown::set_aside(engine, claimed, &mut loaded).await?;
+        match identity(&claimed.document, &loaded, &items) {
+            None => return decline(engine, claimed, loaded, &items, scope).await.map(Prepared::Declined),
+            Some(_) if claimed.document.waiting.deferred && scope == MessageScope::Visible => {
+                scope = MessageScope::WithDeferred
+            }
+            // Load again: other messages may take the place of the dropped ones.
+            Some(_) if defer::drop_orphans(engine, claimed, &mut loaded).await? => {}
+            Some(identity) => return ready(engine, claimed, loaded, items, identity).await,
         }
     }
 }
 
-/// A turn with what was loaded for it, and enough of its lock left.
+/// Makes the turn from the loaded contents, with enough of its lock left.
 async fn ready(
     engine: &Engine,
-    ours: &mut Ours,
+    claimed: &mut ClaimedInstance,
     loaded: Loaded,
     items: Vec<WorkItem>,
     (name, version): (String, String),
 ) -> Result<Prepared, StoreError> {
-    let lock_left = ours.document.lock.as_ref().map_or(0, |lock| lock.until.saturating_sub(engine.now()));
-    if lock_left < millis(ours.runner.terms.lock_timeout) / 2 {
-        keep_lock(engine, ours, engine.deadline()).await?;
+    let lock_left = claimed.document.claim.lock.as_ref().map_or(0, |lock| lock.until.saturating_sub(engine.now()));
+    if lock_left < millis(claimed.runner.terms.lock_timeout) / 2 {
+        extend_lock(engine, claimed, engine.deadline()).await?;
     }
     let (contents, unreadable) = match loaded.contents {
         Ok(contents) => (Some(contents), None),
@@ -124,126 +135,136 @@ async fn ready(
     };
     let (mut taken, more) = (loaded.messages, loaded.more);
     for Versioned { document: message, .. } in taken.iter_mut().filter(|m| m.document.is_deferred()) {
-        // It has been visible since it came.
+        // The message counts as visible since its creation.
         (message.due, message.orphan_since) = (message.created_at, None);
     }
     Ok(Prepared::Turn(Box::new(Ready { taken, items, unreadable, contents, name, version, more })))
 }
 
-/// Messages, history and values: from memory where the claim has proved it, or else from the service.
-async fn contents_of(
+/// Gets messages, history and values: from memory if the claim has proved it, otherwise from Cosmos DB.
+async fn load_contents(
     engine: &Arc<Engine>,
     candidate: &TurnCandidate,
-    ours: &mut Ours,
-    sight: Sight,
+    claimed: &mut ClaimedInstance,
+    scope: MessageScope,
 ) -> Result<Loaded, StoreError> {
-    let warm = ours.contents.take().filter(|contents| contents.kv.is_some());
-    let warm = warm.or_else(|| ours.document.is_placeholder().then(load::nothing));
-    if let (Some(messages), Some(contents)) = (known_messages(engine, candidate, ours), &warm) {
-        if !ours.document.exists() {
-            engine.discovery.asked(&candidate.partition);
+    let cached = claimed.contents.take().filter(|contents| contents.kv.is_some());
+    let cached = cached.or_else(|| claimed.document.is_placeholder().then(load::empty_contents));
+    if let (Some(messages), Some(contents)) = (known_messages(engine, candidate, claimed), &cached) {
+        if !claimed.document.exists() {
+            engine.discovery.record_query(&candidate.partition);
         }
         let mut more = false;
-        let messages = load::in_order(messages, &mut more);
+        let messages = load::order_and_cut(messages, &mut more);
         return Ok(Loaded { messages, unknown: UnknownMessages::default(), more, contents: Ok(contents.clone()) });
     }
-    engine.discovery.asked(&candidate.partition);
-    let is_warm = warm.is_some();
-    let mut loaded = load(engine, ours, warm, sight, false).await?;
+    engine.discovery.record_query(&candidate.partition);
+    let is_cached = cached.is_some();
+    let mut loaded = load(engine, claimed, cached, scope, false).await?;
     let mut pause = FIRST_PAUSE;
-    // What is warm was proved by the claim, and may be long.
-    let lacks = |loaded: &Loaded, ours: &Ours| (!is_warm).then(|| loaded.lacks(&ours.document.events)).flatten();
-    while let Some(lacks) = lacks(&loaded, ours) {
+    // The claim has proved cached contents, and comparing them again may take long.
+    let missing_events = |loaded: &Loaded, claimed: &ClaimedInstance| {
+        (!is_cached).then(|| loaded.missing_events(&claimed.document.current.events)).flatten()
+    };
+    while let Some(missing_events) = missing_events(&loaded, claimed) {
         if pause > LAST_PAUSE {
-            // It is not there, wherever it is asked for.
-            return Ok(Loaded { contents: Err(lacks), ..loaded });
+            // The events are missing in the write region too.
+            return Ok(Loaded { contents: Err(missing_events), ..loaded });
         }
         debug!(
             instance_id = candidate.partition.instance_id(),
-            lacks, "a replica that lags has answered: asking again"
+            missing_events, "a lagging replica has answered, reading again"
         );
         tokio::time::sleep(pause).await;
         pause *= 2;
-        loaded = load(engine, ours, None, sight, true).await?;
+        loaded = load(engine, claimed, None, scope, true).await?;
     }
     Ok(loaded)
 }
 
-/// How long a history that is not what the instance's document says is waited for, a replica that lags having answered: 100 ms, then
-/// twice as long each time.
+/// The first pause before the worker reads again a history that lacks events of the instance document. A lagging
+/// replica has answered. Each further pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LAST_PAUSE: Duration = Duration::from_millis(1_600);
 
-/// Asks the service for what the claim protects, and keeps the lock meanwhile. Who insists filter what was committed, not what a replica has
-/// heard of.
+/// Queries the contents of the partition and extends the lock meanwhile. With `authoritative` the query goes to the
+/// write region instead of a replica that may lag.
 async fn load(
     engine: &Engine,
-    ours: &mut Ours,
-    warm: Option<Contents>,
-    sight: Sight,
-    insists: bool,
+    claimed: &mut ClaimedInstance,
+    cached: Option<Contents>,
+    scope: MessageScope,
+    authoritative: bool,
 ) -> Result<Loaded, StoreError> {
-    let (partition, execution) = (ours.document.instance_id.clone(), ours.document.execution);
-    let loading = load::load(engine, &partition, execution, warm, ours.claimed_at, (sight, insists));
+    let (partition, execution) = (claimed.document.instance_id.clone(), claimed.document.current.execution);
+    let loading = load::load(engine, &partition, execution, cached, claimed.claimed_at, (scope, authoritative));
     tokio::pin!(loading);
     loop {
-        // A long history may take longer than the lock incarnations.
+        // Loading a long history may take longer than the lock lasts.
         tokio::select! {
             biased;
             loaded = &mut loading => return loaded,
-            () = tokio::time::sleep(ours.runner.terms.lock_timeout / 2) => keep_lock(engine, ours, engine.deadline()).await?,
+            () = tokio::time::sleep(claimed.runner.terms.lock_timeout / 2) => {
+                extend_lock(engine, claimed, engine.deadline()).await?;
+            }
         }
     }
 }
 
-/// Whether a message was meant for another instance of this name.
-fn is_stranger(document: &InstanceDocument, message: &MessageDocument) -> bool {
-    !message.starts && message.incarnation.as_ref().is_some_and(|incarnation| *incarnation != document.incarnation)
+/// Whether a message was sent to another incarnation of this instance.
+fn is_for_other_incarnation(document: &InstanceDocument, message: &MessageDocument) -> bool {
+    !message.starts
+        && message.incarnation.as_ref().is_some_and(|incarnation| *incarnation != document.origin.incarnation)
 }
 
-/// The message that the instance's document has_inlined comes with the others, in its place. The fence proves it.
-fn add_inlined(loaded: &mut Loaded, ours: &mut Ours) {
-    let Some(document) = ours.document.inlined_message() else { return };
-    if is_stranger(&ours.document, &document) {
-        // The next write of the document, whatever it is, leaves it out.
-        ours.document.take_inlined();
+/// Adds the message that is inlined in the instance document, in its order. The fence proves it.
+fn add_inlined(loaded: &mut Loaded, claimed: &mut ClaimedInstance) {
+    let Some(document) = claimed.document.inlined_message() else { return };
+    if is_for_other_incarnation(&claimed.document, &document) {
+        // The next write of the document omits the message.
+        claimed.document.take_inlined();
         return;
     }
     let at = loaded.messages.partition_point(|other| other.document.seq < document.seq);
-    loaded.messages.insert(at, Versioned { document, etag: ours.etag.clone() });
+    loaded.messages.insert(at, Versioned { document, etag: claimed.etag.clone() });
 }
 
-/// Extends the lock of a claim that is not handed out yet. An error where it was taken over meanwhile.
-async fn keep_lock(engine: &Engine, ours: &mut Ours, deadline: Deadline) -> Result<(), StoreError> {
-    let partition = ours.document.instance_id.clone();
+/// Extends the lock of a claim that is not handed out yet. Fails if another worker has taken the lock over.
+async fn extend_lock(engine: &Engine, claimed: &mut ClaimedInstance, deadline: Deadline) -> Result<(), StoreError> {
+    let partition = claimed.document.instance_id.clone();
     loop {
-        let mut next = ours.document.clone();
-        let until = engine.clock.after(ours.runner.terms.lock_timeout);
-        next.hold(&ours.token, until);
-        let written = engine.store.replace(&partition, &instance_id(), &next, Some(&ours.etag), deadline).await?;
+        let mut next = claimed.document.clone();
+        let until = engine.clock.after(claimed.runner.terms.lock_timeout);
+        next.lock(&claimed.token, until);
+        let written = engine.store.replace(&partition, &instance_id(), &next, Some(&claimed.etag), deadline).await?;
         if let WriteOutcome::Done(etag) = written {
-            (ours.document, ours.etag) = (next, etag);
+            (claimed.document, claimed.etag) = (next, etag);
             return Ok(());
         }
-        ours.look_again(engine, deadline).await?;
+        claimed.refresh(engine, deadline).await?;
     }
 }
 
-/// The visible messages, where this process has put them all into the queue itself. Others may have come from elsewhere in
-/// the meantime: they stay in the queue for the next turn. Some may have been consumed: the commit finds out.
-fn known_messages(engine: &Engine, candidate: &TurnCandidate, ours: &Ours) -> Option<Vec<Versioned<MessageDocument>>> {
-    let document = &ours.document;
-    // After a claim that was not committed, its messages are in the queue too; so are those that are deferred.
-    if candidate.ask || document.claims.len() > 1 || document.deferred {
+/// The visible messages, if this process has enqueued all of them itself. Otherwise `None`. Messages that other
+/// processes enqueue meanwhile stay in the queue for the next turn. If another worker has consumed one of the messages,
+/// the commit fails.
+fn known_messages(
+    engine: &Engine,
+    candidate: &TurnCandidate,
+    claimed: &ClaimedInstance,
+) -> Option<Vec<Versioned<MessageDocument>>> {
+    let document = &claimed.document;
+    // The messages of an earlier, uncommitted claim are in the queue too, and so are deferred ones.
+    if candidate.must_query || document.claim.claims.len() > 1 || document.waiting.deferred {
         return None;
     }
-    // What others send must not wait for as long as this process has something to say.
-    if document.exists() && !engine.discovery.has_asked(&candidate.partition) {
+    // Query regularly, or messages of other processes would wait for as long as this process sends some itself.
+    if document.exists() && !engine.discovery.queried_recently(&candidate.partition) {
         return None;
     }
-    // A turn of this process may have taken one from the queue while its candidate was waiting.
+    // A turn of this process may have consumed a message while its candidate was queued.
     let waits = |m: &&Versioned<MessageDocument>| {
-        m.document.due <= ours.claimed_at && !engine.discovery.was_consumed(&candidate.partition, &m.document.id)
+        m.document.due <= claimed.claimed_at && !engine.discovery.was_consumed(&candidate.partition, &m.document.id)
     };
     let mut visible: Vec<Versioned<MessageDocument>> = candidate.messages.iter().filter(waits).cloned().collect();
     visible.sort_by(|a, b| a.document.seq.cmp(&b.document.seq));
@@ -252,81 +273,85 @@ fn known_messages(engine: &Engine, candidate: &TurnCandidate, ours: &Ours) -> Op
     let mut all = visible.iter().map(|m| &m.document).chain(&inlined).peekable();
     let can_run = all.peek().is_some()
         && match document.exists() {
-            // An execution that has ended runs on nothing but a start.
+            // An ended execution runs only on a start.
             true => !document.execution_has_ended() || all.any(|m| m.starts),
-            // What a former instance of this name was sent may have been erased with it.
+            // Messages to a former incarnation may have been erased with it.
             false => all.all(|m| m.starts),
         };
     can_run.then_some(visible)
 }
 
-/// Removes messages that are not for this turn or any other: copies of what was consumed before or is inlined, which a repeated
-/// request has written again, and what was meant for another instance of this name, which was deleted.
-async fn discard(engine: &Engine, ours: &mut Ours, loaded: &mut Loaded) -> Result<(), StoreError> {
+/// Deletes messages that no turn may consume. These are:
+///
+/// - copies of a consumed or inlined message, which a repeated request has written again,
+/// - messages to another incarnation of this instance, which is deleted.
+async fn delete_useless(engine: &Engine, claimed: &mut ClaimedInstance, loaded: &mut Loaded) -> Result<(), StoreError> {
     let ids = loaded.messages.iter().map(|m| &m.document.id);
     let again: HashSet<_> =
         loaded.contents.as_ref().map(|c| c.consumed.consumed(ids)).unwrap_or_default().into_iter().collect();
-    let stranger = |m: &MessageDocument| is_stranger(&ours.document, m);
-    let copy = |m: &MessageDocument| ours.document.has_inlined(&m.id);
-    let (ghosts, messages): (Vec<_>, Vec<_>) = std::mem::take(&mut loaded.messages)
+    let stranger = |m: &MessageDocument| is_for_other_incarnation(&claimed.document, m);
+    let copy = |m: &MessageDocument| claimed.document.has_inlined(&m.id);
+    let (useless, messages): (Vec<_>, Vec<_>) = std::mem::take(&mut loaded.messages)
         .into_iter()
         .partition(|m| again.contains(&m.document.id) || stranger(&m.document) || copy(&m.document));
     loaded.messages = messages;
-    if ghosts.is_empty() {
+    if useless.is_empty() {
         return Ok(());
     }
-    info!(partition = %ours.document.instance_id, messages = ghosts.len(), "dropping messages that were consumed before");
-    drop_messages(engine, ours, &ghosts).await
+    info!(partition = %claimed.document.instance_id, messages = useless.len(), "deleting messages without a use");
+    drop_messages(engine, claimed, &useless).await
 }
 
-/// Removes messages that can never be handled: under the fence, since what they were judged by is the instance's document, and
-/// each as long as it is the very one that was judged.
+/// Deletes messages that no turn can handle. The deletion is conditional on the instance document, which was the reason
+/// for it, and on the ETag of each message.
 pub(super) async fn drop_messages(
     engine: &Engine,
-    ours: &mut Ours,
+    claimed: &mut ClaimedInstance,
     messages: &[Versioned<MessageDocument>],
 ) -> Result<(), StoreError> {
     let deletion =
         |message: &Versioned<MessageDocument>| Operation::delete(message.document.id.clone(), Some(&message.etag));
     let chunks = messages.chunks(operation::MAX_OPERATIONS - 1).map(|chunk| chunk.iter().map(deletion).collect());
-    change_messages(engine, ours, chunks.collect()).await
+    change_messages(engine, claimed, chunks.collect()).await
 }
 
-/// Changes messages under the fence, each as long as it is the very one that was loaded, in batches of these operations.
+/// Changes messages in batches of these operations. Each batch depends on the fence, and each operation on the ETag of
+/// its message.
 pub(super) async fn change_messages(
     engine: &Engine,
-    ours: &mut Ours,
+    claimed: &mut ClaimedInstance,
     chunks: Vec<Vec<Operation>>,
 ) -> Result<(), StoreError> {
     let deadline = engine.deadline();
     for mut chunk in chunks {
         while !chunk.is_empty() {
-            let mut operations = vec![Operation::replace(instance_id(), &ours.document, Some(&ours.etag))?];
+            let mut operations = vec![Operation::replace(instance_id(), &claimed.document, Some(&claimed.etag))?];
             operations.extend(chunk.iter().cloned());
-            match engine.store.batch(&ours.document.instance_id, &operations, deadline).await? {
+            match engine.store.batch(&claimed.document.instance_id, &operations, deadline).await? {
                 BatchOutcome::Committed(committed) => {
-                    ours.etag = committed.fence()?;
+                    claimed.etag = committed.fence()?;
                     break;
                 }
                 BatchOutcome::RolledBack(back) if back.index > 0 && matches!(back.status, 404 | 412) => {
                     chunk.remove(back.index - 1);
                 }
-                BatchOutcome::RolledBack(_) => ours.look_again(engine, deadline).await?,
+                BatchOutcome::RolledBack(_) => claimed.refresh(engine, deadline).await?,
             }
         }
     }
     Ok(())
 }
 
-/// The orchestration's name and version: what is stored, or what the first start says. None where there is no turn.
+/// The orchestration's name and version, from the instance document or from the first start. `None` if there is no turn
+/// to run.
 fn identity(document: &InstanceDocument, loaded: &Loaded, items: &[WorkItem]) -> Option<(String, String)> {
     if items.is_empty() {
         return None;
     }
     let unknown = || "unknown".to_owned();
     if document.exists() {
-        let version = if document.version.is_empty() { unknown() } else { document.version.clone() };
-        return Some((document.name.clone(), version));
+        let version = if document.current.version.is_empty() { unknown() } else { document.current.version.clone() };
+        return Some((document.current.name.clone(), version));
     }
     let appended = loaded.contents.as_ref().ok().and_then(|contents| {
         contents.history.iter().find_map(|event| match &event.kind {
@@ -341,80 +366,86 @@ fn identity(document: &InstanceDocument, loaded: &Loaded, items: &[WorkItem]) ->
     appended.or_else(started)
 }
 
-/// Why there is no turn. Messages for an instance that does not exist are deferred.
+/// Decides what happens if there is no turn to run. Messages to an instance that does not exist are deferred.
 async fn decline(
     engine: &Engine,
-    ours: &mut Ours,
+    claimed: &mut ClaimedInstance,
     loaded: Loaded,
     items: &[WorkItem],
-    sight: Sight,
+    scope: MessageScope,
 ) -> Result<TurnClaim, StoreError> {
-    let (partition, deadline) = (ours.document.instance_id.clone(), engine.deadline());
-    debug!(instance_id = partition.instance_id(), messages = items.len(), "nothing to run: giving the claim back");
-    forget_older_claims(engine, ours, deadline).await?;
+    let (partition, deadline) = (claimed.document.instance_id.clone(), engine.deadline());
+    debug!(instance_id = partition.instance_id(), messages = items.len(), "nothing to run, releasing the claim");
+    forget_older_claims(engine, claimed, deadline).await?;
     if items.is_empty() {
-        if ours.document.deferred && sight == Sight::Parked && !loaded.more {
-            defer::nothing_is_left(engine, &mut ours.document);
+        if claimed.document.waiting.deferred && scope == MessageScope::WithDeferred && !loaded.more {
+            defer::clear_mark(engine, &mut claimed.document);
         }
         return Ok(TurnClaim::Nothing);
     }
-    if ours.document.is_placeholder()
-        && !ours.document.deferred
+    if claimed.document.is_placeholder()
+        && !claimed.document.waiting.deferred
         && load::has_history(engine, &partition, deadline).await?
     {
-        put_off_lost(engine, ours, loaded.messages).await?;
+        delay_lost(engine, claimed, loaded.messages).await?;
         return Ok(TurnClaim::Nothing);
     }
-    defer::defer(engine, ours, loaded, deadline).await?;
-    Ok(TurnClaim::Waiting)
+    defer::defer(engine, claimed, loaded, deadline).await?;
+    Ok(TurnClaim::Deferred)
 }
 
-/// Messages of an instance that has a history and has lost its document wait until somebody has repaired it. Nothing is left
-/// behind that looks like an instance.
-async fn put_off_lost(
+/// Delays the messages of an instance that has a history but has lost its document. They wait until the document is
+/// repaired. The claim leaves no document that looks like an instance.
+async fn delay_lost(
     engine: &Engine,
-    ours: &mut Ours,
+    claimed: &mut ClaimedInstance,
     mut messages: Vec<Versioned<MessageDocument>>,
 ) -> Result<(), StoreError> {
-    /// Whoever repairs it waits no longer than this for its messages.
-    const PUT_OFF: Duration = Duration::from_secs(60);
+    /// After a repair the messages are visible within this time.
+    const DELAY: Duration = Duration::from_secs(60);
     error!(
-        instance_id = ours.document.instance_id.instance_id(),
+        instance_id = claimed.document.instance_id.instance_id(),
         messages = messages.len(),
-        "an instance has lost its document, and its messages wait: run `doctor --repair` on it"
+        "an instance has lost its document, so its messages wait: run `duroxide-cosmos doctor --repair` on it"
     );
     for message in &mut messages {
-        message.document.due = engine.clock.after(PUT_OFF);
+        message.document.due = engine.clock.after(DELAY);
     }
-    change_messages(engine, ours, release::chunked(&messages)?).await
+    change_messages(engine, claimed, release::chunked(&messages)?).await
 }
 
-/// Where there is no instance and no start, nothing was ever handed out, and claims that were not given back are those of workers
-/// that died: the document that they made goes with this one, or it would stay for as long as the messages do.
-async fn forget_older_claims(engine: &Engine, ours: &mut Ours, deadline: Deadline) -> Result<(), StoreError> {
-    let document = &mut ours.document;
-    let is_left = !document.exists() && document.turn == 0 && document.claims.len() > 1;
+/// Forgets earlier claims of an instance that has neither a document nor a start. No turn of it was ever handed out, so
+/// these claims belong to workers that died. Their document must be deleted with this claim, or it would remain for as
+/// long as the messages do.
+async fn forget_older_claims(
+    engine: &Engine,
+    claimed: &mut ClaimedInstance,
+    deadline: Deadline,
+) -> Result<(), StoreError> {
+    let document = &mut claimed.document;
+    let is_left = !document.exists() && document.commit.turn == 0 && document.claim.claims.len() > 1;
     if is_left && !load::has_start(engine, &document.instance_id, deadline).await? {
         document.forget_claims();
     }
     Ok(())
 }
 
-fn hand_out(engine: &Arc<Engine>, candidate: &TurnCandidate, ours: Ours, ready: Ready) -> TurnClaim {
+/// Registers the turn with the process and returns it to the dispatcher.
+fn hand_out(engine: &Arc<Engine>, candidate: &TurnCandidate, claimed: ClaimedInstance, ready: Ready) -> TurnClaim {
     let partition = &candidate.partition;
-    let Ours { token, document, etag, claimed_at, runner, .. } = ours;
+    let ClaimedInstance { token, document, etag, claimed_at, runner, .. } = claimed;
     let Ready { mut taken, items, unreadable, contents, name, version, more } = ready;
     count_attempts(&document, &mut taken);
     let attempts = taken.iter().map(|m| m.document.attempts).max().unwrap_or(1);
     let kv = contents.as_ref().and_then(|c| c.kv.as_deref().cloned()).unwrap_or_default();
     if let Some(error) = &unreadable {
-        warn!(instance_id = partition.instance_id(), error, "the history can't be read");
+        warn!(instance_id = partition.instance_id(), error, "the history cannot be read");
     }
     engine.discovery.activities_ended(partition, &ended(candidate, &document, &taken, &items));
     let item = OrchestrationItem {
         instance: partition.instance_id().unwrap_or_default().to_owned(),
         orchestration_name: name.clone(),
-        execution_id: document.execution,
+        execution_id: document.current.execution,
         version: version.clone(),
         history: contents.as_ref().map(|c| c.history.as_ref().clone()).unwrap_or_default(),
         messages: items,
@@ -422,36 +453,38 @@ fn hand_out(engine: &Arc<Engine>, candidate: &TurnCandidate, ours: Ours, ready: 
         kv_snapshot: snapshot(&document, &kv),
     };
     if let Some(contents) = &contents {
-        // While the lock is held, this is what there is: reads of it cost nothing.
-        let known = Known { document: document.clone(), etag: etag.clone(), contents: Some(contents.clone()) };
+        // The contents are current while the lock is held, so reads of them need no request.
+        let known = CachedInstance { document: document.clone(), etag: etag.clone(), contents: Some(contents.clone()) };
         engine.cache.put(partition, known);
     }
-    let until = document.lock.as_ref().map_or(0, |lock| lock.until);
+    let until = document.claim.lock.as_ref().map_or(0, |lock| lock.until);
     let (whole, phase) = (!more, TurnPhase::Open);
-    // What is left comes after the last that was taken: others have waited longer.
+    // The remaining messages queue behind the last one taken, because other instances have waited longer.
     let last = taken.iter().map(|taken| &taken.document).rfind(|message| !message.starts);
     let rest = more.then(|| last.map_or_else(String::new, |last| last.seq.clone()));
     let state = TurnState { document, etag, until, runner, taken, whole, kv, contents, name, version, phase };
-    engine.discovery.keep_rest(candidate, claimed_at);
-    engine.discovery.taken(partition, state.taken.iter().map(|taken| &taken.document.id), until);
+    engine.discovery.keep_undue(candidate, claimed_at);
+    engine.discovery.messages_taken(partition, state.taken.iter().map(|taken| &taken.document.id), until);
     let handle = TurnHandle { token: token.clone(), partition: partition.clone(), state: state.into() };
     engine.turns.insert(token.clone(), Arc::new(handle));
     if let Some(rest) = rest {
-        engine.discovery.offer_rest(partition, rest);
+        engine.discovery.offer_remaining(partition, rest);
     }
     TurnClaim::Turn(Box::new((item, token, attempts)))
 }
 
-/// The activities that have ended, as the messages of a turn say, where others may have run some of them.
+/// The activities that the turn's messages report as completed. Empty if this process wrote all these messages, since
+/// it then knows of the completions already.
 fn ended(
     candidate: &TurnCandidate,
     document: &InstanceDocument,
     taken: &[Versioned<MessageDocument>],
     items: &[WorkItem],
 ) -> BTreeSet<DocumentId> {
-    let ours: BTreeSet<&DocumentId> = candidate.messages.iter().map(|message| &message.document.id).collect();
-    // What is inlined, and claimed for the first time, is this process's as well.
-    let is_ours = |id: &DocumentId| ours.contains(id) || (document.has_inlined(id) && document.claims.len() == 1);
+    let claimed: BTreeSet<&DocumentId> = candidate.messages.iter().map(|message| &message.document.id).collect();
+    // This process also wrote an inlined message whose first claim this is.
+    let is_ours =
+        |id: &DocumentId| claimed.contains(id) || (document.has_inlined(id) && document.claim.claims.len() == 1);
     if taken.iter().all(|message| is_ours(&message.document.id)) {
         return BTreeSet::new();
     }
@@ -464,7 +497,7 @@ fn ended(
     ended.collect()
 }
 
-/// Counts this attempt: the claims that each message has seen since it became visible.
+/// Adds to each message's attempts the claims since the message became visible, including this one.
 fn count_attempts(document: &InstanceDocument, messages: &mut [Versioned<MessageDocument>]) {
     for Versioned { document: message, .. } in messages {
         let visible = message.created_at.max(message.due);
@@ -472,19 +505,19 @@ fn count_attempts(document: &InstanceDocument, messages: &mut [Versioned<Message
     }
 }
 
-/// The values as the execution found them: what it wrote itself comes from its own history.
+/// The values at the start of the execution. The runtime gets the execution's own writes from its history.
 fn snapshot(document: &InstanceDocument, kv: &BTreeMap<String, KvDocument>) -> HashMap<String, KvEntry> {
     kv.values()
         .filter_map(|value| {
-            let base = value.snapshot(document.epoch)?;
+            let base = value.snapshot(document.commit.epoch)?;
             Some((value.key.clone(), KvEntry { value: base.value, last_updated_at_ms: base.at }))
         })
         .collect()
 }
 
-/// How long a claim with such a lock may take before it is worth nothing to its caller.
+/// The longest time that a claim with this lock timeout may take. Later the turn is of no use to the caller.
 pub(crate) fn claim_time(engine: &Engine, lock_timeout: Duration) -> Duration {
-    /// Locks of tests are shorter than a request may take.
+    /// Tests use locks that are shorter than a request may take.
     const SHORTEST: Duration = Duration::from_secs(1);
     lock_timeout.max(SHORTEST).min(engine.config.operation_timeout())
 }

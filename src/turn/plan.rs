@@ -1,4 +1,4 @@
-//! What a turn writes, worked out before anything is sent.
+//! The plan of a turn's commit: all documents that it writes, computed before anything is sent.
 
 use super::{staging::TAKEOVER_AFTER, TurnState};
 use crate::model::operation;
@@ -17,12 +17,12 @@ use duroxide::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Events are put together up to this size, so that a history document stays well below the limit.
+/// A history document holds events up to this size, so that it stays well below the document limit.
 const HISTORY_BYTES: usize = 1024 * 1024;
-/// A new execution remembers so many of the messages from outside that were consumed last before it.
+/// A new execution keeps the fingerprints of this many messages, the last that were consumed from outside before it.
 const CARRIED_FINGERPRINTS: usize = 24;
 
-/// What duroxide's runtime asks to commit.
+/// The result of a turn, as duroxide's runtime hands it in for commit.
 pub(crate) struct Ack {
     pub(crate) execution: u64,
     pub(crate) events: Vec<Event>,
@@ -32,13 +32,14 @@ pub(crate) struct Ack {
     pub(crate) cancelled: Vec<ScheduledActivityIdentifier>,
 }
 
-/// What a turn writes: the instance's next document, and everything that goes with it.
+/// The writes of a turn: the next instance document and all other documents.
 #[derive(Clone)]
 pub(crate) struct TurnPlan {
     pub(crate) document: InstanceDocument,
-    /// The messages that the turn ran on go: conditional on each being the very one, so that they belong into the commit.
+    /// Deletes the messages that the turn ran on. Each deletion is conditional on the message's ETag, so it must be
+    /// part of the committing batch.
     pub(crate) consumption: Vec<Operation>,
-    /// Everything else, which may be staged.
+    /// All other writes. They may be staged.
     pub(crate) operations: Vec<Operation>,
     pub(crate) kv: BTreeMap<String, KvDocument>,
     pub(crate) intents: Vec<IntentDocument>,
@@ -46,13 +47,13 @@ pub(crate) struct TurnPlan {
     pub(crate) consumed: Fingerprints,
 }
 
-/// Why a turn can't be written.
+/// Why a turn cannot be written.
 pub(crate) enum Unplannable {
-    /// The history has an event with this id already.
+    /// The history already has an event with this id.
     DuplicateEvent(u64),
-    /// A document is too large or can't be written.
+    /// A document is too large or cannot be serialised.
     Store(StoreError),
-    /// A message names an instance that can't be.
+    /// A message names an instance that cannot exist.
     Target(String),
 }
 
@@ -68,6 +69,7 @@ impl From<StoreError> for Unplannable {
     }
 }
 
+/// Collects the operations of one plan.
 struct Planner<'a> {
     engine: &'a Engine,
     partition: &'a Partition,
@@ -76,7 +78,7 @@ struct Planner<'a> {
     operations: Vec<Operation>,
 }
 
-/// Works out what the turn in `state` writes for `ack`.
+/// Plans the writes of the turn in `state` for `ack`.
 pub(crate) fn plan(
     engine: &Engine,
     partition: &Partition,
@@ -84,21 +86,21 @@ pub(crate) fn plan(
     state: &TurnState,
     ack: &Ack,
     older: Option<ExecutionDocument>,
-    handed: &ScheduledClaims,
+    claims: &ScheduledClaims,
 ) -> Result<TurnPlan, Unplannable> {
     let mut planner = Planner { engine, partition, token, now: engine.now(), operations: Vec::new() };
     let (document, fresh) = planner.document(state, ack, older)?;
     let consumed = fingerprints(state, ack);
-    let history_bytes = planner.history(ack.execution, document.events.last(), &fresh, &consumed)?;
-    let kv = planner.kv(state, &fresh, document.epoch > state.document.epoch)?;
+    let history_bytes = planner.history(ack.execution, document.current.events.last(), &fresh, &consumed)?;
+    let kv = planner.kv(state, &fresh, document.commit.epoch > state.document.commit.epoch)?;
     let consumption = planner.consume(&state.document, &state.taken)?;
-    planner.schedule(&ack.worker_items, handed)?;
+    planner.schedule(&ack.worker_items, claims)?;
     let intents = planner.send(&document, &ack.orchestrator_items)?;
     planner.cancel(state, &fresh, &ack.cancelled);
     Ok(TurnPlan { document, consumption, operations: planner.operations, kv, intents, history_bytes, consumed })
 }
 
-/// The instance's document of such a plan alone, for a document that others have changed since the rest was worked out.
+/// Plans the instance document alone, from a document that other writers have changed since the rest was planned.
 pub(crate) fn plan_document(
     engine: &Engine,
     partition: &Partition,
@@ -111,8 +113,8 @@ pub(crate) fn plan_document(
     planner.document(state, ack, older).map(|(document, _)| document)
 }
 
-/// Removes a message, as long as it is the very document that was read. A message from another partition leaves a marker, so
-/// that a second copy is known.
+/// Consumes a message, on condition of its ETag. A message from another partition leaves a marker, so that a second
+/// copy is recognised.
 pub(crate) fn remove_message(
     Versioned { document, etag }: &Versioned<MessageDocument>,
 ) -> Result<Operation, StoreError> {
@@ -124,10 +126,10 @@ pub(crate) fn remove_message(
     Ok(Operation::replace(id, &marker, Some(etag))?)
 }
 
-/// Which instance of the parent's name waits for this one: the last that has started it, though it was running or had ended
-/// already. Another instance of the parent's name may have been deleted before.
+/// The incarnation of the parent that waits for this instance. It is the one that sent the last start, even if this
+/// instance was running or had ended by then. An earlier incarnation of the parent may be deleted.
 fn parents_incarnation(document: &InstanceDocument, state: &TurnState) -> Option<String> {
-    let parent = document.parent.as_deref()?;
+    let parent = document.origin.parent.as_deref()?;
     let from_parent = |message: &MessageDocument| {
         let item = serde_json::from_str(&message.item).ok()?;
         let WorkItem::StartOrchestration { parent_instance, .. } = item else { return None };
@@ -137,11 +139,13 @@ fn parents_incarnation(document: &InstanceDocument, state: &TurnState) -> Option
     starts.filter_map(from_parent).next_back()
 }
 
-/// What the turn's history document remembers of the messages from outside: those that the turn consumes, and, where it
-/// begins an execution, the last ones before it.
+/// The fingerprints that the turn's history document records. They identify the messages that the turn consumes from
+/// outside. A new execution also gets the last ones before it.
 fn fingerprints(state: &TurnState, ack: &Ack) -> Fingerprints {
     let mut fingerprints = match &state.contents {
-        Some(contents) if ack.execution != state.document.execution => contents.consumed.last(CARRIED_FINGERPRINTS),
+        Some(contents) if ack.execution != state.document.current.execution => {
+            contents.consumed.last(CARRIED_FINGERPRINTS)
+        }
         _ => Fingerprints::default(),
     };
     fingerprints.extend(&Fingerprints::of(state.taken.iter().map(|taken| &taken.document.id)));
@@ -149,7 +153,7 @@ fn fingerprints(state: &TurnState, ack: &Ack) -> Fingerprints {
 }
 
 impl TurnPlan {
-    /// The operation at this place of the batch that commits, which the instance's document begins.
+    /// The operation at this index of the committing batch. Index 0 is the instance document, so it returns `None`.
     pub(crate) fn operation(&self, index: usize) -> Option<&Operation> {
         let index = index.checked_sub(1)?;
         self.consumption.iter().chain(&self.operations).nth(index)
@@ -157,7 +161,7 @@ impl TurnPlan {
 }
 
 impl Planner<'_> {
-    /// The instance's document after the turn, and the events that are new to it.
+    /// The instance document after the turn, and the turn's new events.
     fn document(
         &mut self,
         state: &TurnState,
@@ -170,88 +174,102 @@ impl Planner<'_> {
         self.end_execution(&mut document, ack, older)?;
         self.custom_status(&mut document, &fresh)?;
         if document.execution_has_ended() && ack.metadata.status.is_some() {
-            document.epoch += 1;
+            document.commit.epoch += 1;
         }
         Ok((document, fresh))
     }
 
-    /// The document's lock goes, and it remembers this turn; a newer execution becomes the current one.
+    /// Removes the lock and records this turn in the document. A newer execution becomes the current one.
     fn advance(&mut self, document: &mut InstanceDocument, state: &TurnState, ack: &Ack) -> Result<(), StoreError> {
         let metadata = &ack.metadata;
-        document.lock = None;
+        document.claim.lock = None;
         document.forget_claims();
-        document.turn += 1;
-        document.last_turn = Some(self.token.to_owned());
+        document.commit.turn += 1;
+        document.commit.last_turn = Some(self.token.to_owned());
         document.updated_at = self.now;
-        document.count_pending = Some("open".to_owned());
-        // It is among what the turn ran on.
+        document.counting.count_pending = Some("open".to_owned());
+        // The turn ran on the inlined message, so this consumes it.
         document.take_inlined();
-        if document.deferred || !document.exists() {
-            // Nobody need look for the claim any more. What is deferred, and did not fit this turn, nobody sees: somebody must
-            // look, also if this process dies.
-            document.deferred &= !state.whole;
-            document.orphans = false;
-            document.due = document.deferred.then(|| self.now + TAKEOVER_AFTER);
+        if document.waiting.deferred || !document.exists() {
+            // The claim's `due` is no longer needed. Deferred messages that did not fit into this turn are invisible to
+            // queries, so a recovery poll must find the instance, even if this process dies.
+            document.waiting.deferred &= !state.whole;
+            document.waiting.orphans = false;
+            document.due = document.waiting.deferred.then(|| self.now + TAKEOVER_AFTER);
         }
         if !document.exists() {
-            document.created_at = self.now;
-            document.parent = metadata.parent_instance_id.clone();
-            document.status = Some(status::RUNNING.to_owned());
-            document.execution = ack.execution;
-            document.started_at = self.now;
-            document.totals.executions += 1;
-            document.name = state.name.clone();
-            document.version = state.version.clone();
-        } else if ack.execution > document.execution {
-            if !document.archived {
-                let superseded = ExecutionDocument::of(document, document.output.clone());
-                self.operations.push(Operation::upsert(&superseded)?);
-            }
-            document.archived = false;
-            document.output = None;
-            document.execution = ack.execution;
-            document.status = Some(status::RUNNING.to_owned());
-            document.started_at = self.now;
-            document.completed_at = None;
-            document.ended = None;
-            document.events = Default::default();
-            document.pinned = None;
-            document.totals.executions += 1;
+            self.begin_instance(document, state, ack);
+        } else if ack.execution > document.current.execution {
+            self.begin_next_execution(document, ack)?;
         }
         if let Some(incarnation) = parents_incarnation(document, state) {
-            document.parent_incarnation = Some(incarnation);
+            document.origin.parent_incarnation = Some(incarnation);
         }
         if let Some(name) = &metadata.orchestration_name {
-            document.name.clone_from(name);
+            document.current.name.clone_from(name);
         }
         if let Some(version) = &metadata.orchestration_version {
-            document.version.clone_from(version);
+            document.current.version.clone_from(version);
         }
-        if let Some(pinned) = metadata.pinned_duroxide_version.as_ref().filter(|_| ack.execution == document.execution)
+        if let Some(pinned) =
+            metadata.pinned_duroxide_version.as_ref().filter(|_| ack.execution == document.current.execution)
         {
-            document.pinned = Some(pinned.to_string());
+            document.current.pinned = Some(pinned.to_string());
         }
         Ok(())
     }
 
-    /// The events that are new. An id that is there is refused, but for the poison event, which is sent again.
+    /// Fills the document of an instance whose first turn this is.
+    fn begin_instance(&self, document: &mut InstanceDocument, state: &TurnState, ack: &Ack) {
+        document.origin.created_at = self.now;
+        document.origin.parent = ack.metadata.parent_instance_id.clone();
+        document.current.status = Some(status::RUNNING.to_owned());
+        document.current.execution = ack.execution;
+        document.current.started_at = self.now;
+        document.counting.totals.executions += 1;
+        document.current.name = state.name.clone();
+        document.current.version = state.version.clone();
+    }
+
+    /// Makes a newer execution the current one, and stores the earlier one in a document of its own.
+    fn begin_next_execution(&mut self, document: &mut InstanceDocument, ack: &Ack) -> Result<(), StoreError> {
+        if !document.current.archived {
+            let superseded = ExecutionDocument::of(document, document.current.output.clone());
+            self.operations.push(Operation::upsert(&superseded)?);
+        }
+        document.current.archived = false;
+        document.current.output = None;
+        document.current.execution = ack.execution;
+        document.current.status = Some(status::RUNNING.to_owned());
+        document.current.started_at = self.now;
+        document.current.completed_at = None;
+        document.removal.ended = None;
+        document.current.events = Default::default();
+        document.current.pinned = None;
+        document.counting.totals.executions += 1;
+        Ok(())
+    }
+
+    /// The events that are new. A duplicate id is an error. Only the poison event may come twice; its second copy is
+    /// skipped.
     fn count_events(&self, document: &mut InstanceDocument, ack: &Ack) -> Result<Vec<Event>, Unplannable> {
         let mut fresh = Vec::with_capacity(ack.events.len());
         for event in &ack.events {
-            // Which events an execution of the past has is not known here: its history is appended to unseen.
-            let new = ack.execution != document.execution || document.events.insert(event.event_id);
+            // The worker does not know the events of an earlier execution, so it appends to that history unchecked.
+            let new = ack.execution != document.current.execution || document.current.events.insert(event.event_id);
             if !new && event.event_id == item::POISON_EVENT_ID {
                 continue;
             }
             if !new {
                 return Err(Unplannable::DuplicateEvent(event.event_id));
             }
-            document.totals.events += 1;
+            document.counting.totals.events += 1;
             fresh.push(event.clone());
         }
         Ok(fresh)
     }
 
+    /// Records the end of the current execution, or of an older one that ends late.
     fn end_execution(
         &mut self,
         document: &mut InstanceDocument,
@@ -259,18 +277,18 @@ impl Planner<'_> {
         older: Option<ExecutionDocument>,
     ) -> Result<(), StoreError> {
         let Some(status) = &ack.metadata.status else { return Ok(()) };
-        if ack.execution == document.execution {
-            document.status = Some(status.clone());
-            document.completed_at = Some(self.now);
-            let ending = Ending::of(status, &ack.events).filter(|_| document.parent.is_none());
-            document.ended = ending.map(|ending| ending.at(self.now));
+        if ack.execution == document.current.execution {
+            document.current.status = Some(status.clone());
+            document.current.completed_at = Some(self.now);
+            let ending = Ending::of(status, &ack.events).filter(|_| document.origin.parent.is_none());
+            document.removal.ended = ending.map(|ending| ending.at(self.now));
             let output = ack.metadata.output.clone();
-            document.archived = output.as_ref().is_some_and(|output| output.len() > ExecutionDocument::INLINE);
-            if !document.archived {
-                document.output = output;
+            document.current.archived = output.as_ref().is_some_and(|output| output.len() > ExecutionDocument::INLINE);
+            if !document.current.archived {
+                document.current.output = output;
                 return Ok(());
             }
-            document.output = None;
+            document.current.output = None;
             let ended = ExecutionDocument::of(document, output);
             self.add_checked(Operation::upsert(&ended)?, || "the output of the execution".to_owned())?;
         } else if let Some(mut ended) = older {
@@ -282,6 +300,8 @@ impl Planner<'_> {
         Ok(())
     }
 
+    /// Writes the events into history documents, and returns the size of their text. The first document has the
+    /// fingerprints.
     fn history(
         &mut self,
         execution: u64,
@@ -293,13 +313,13 @@ impl Planner<'_> {
         let mut part = 0;
         let mut consumed = consumed.clone();
         let mut pending: Vec<String> = Vec::new();
-        // A document without events keeps its place among the others.
+        // A document without events sorts behind the last event.
         let (mut pending_bytes, mut first) = (0, last_event);
         for event in events {
             let text = serde_json::to_string(event)
                 .map_err(|e| StoreError::Malformed { detail: format!("event {}: {e}", event.event_id) })?;
             total += text.len();
-            // A text is a string in a document: its quotes and backslashes take twice the room there.
+            // The text is a JSON string within the document, where each quote and backslash takes two bytes.
             let bytes = operation::size_of(&text);
             if !pending.is_empty() && pending_bytes + bytes > HISTORY_BYTES {
                 let full = std::mem::take(&mut pending);
@@ -337,27 +357,27 @@ impl Planner<'_> {
         self.add_checked(Operation::create(&document)?, name)
     }
 
-    /// The last status that the turn set.
+    /// Writes the last custom status that the turn set.
     fn custom_status(&mut self, document: &mut InstanceDocument, events: &[Event]) -> Result<(), StoreError> {
         let last = events.iter().rev().find_map(|event| match &event.kind {
             EventKind::CustomStatusUpdated { status } => Some(status.clone()),
             _ => None,
         });
         let Some(value) = last else { return Ok(()) };
-        document.status_version += 1;
-        let document = StatusDocument::new(self.partition.clone(), value, document.status_version);
+        document.commit.status_version += 1;
+        let document = StatusDocument::new(self.partition.clone(), value, document.commit.status_version);
         self.add_checked(Operation::upsert(&document)?, || "the custom status".to_owned())
     }
 
-    /// The values after this turn. Only the documents of keys that it touched are written, and those of cleared keys go as
-    /// soon as the execution that cleared them needs to know no more what was there before it.
+    /// The values after this turn. Only the documents of keys that the turn changed are written. The document of a
+    /// cleared key is deleted once its execution no longer needs the earlier value.
     fn kv(
         &mut self,
         state: &TurnState,
         events: &[Event],
         ends: bool,
     ) -> Result<BTreeMap<String, KvDocument>, StoreError> {
-        let epoch = state.document.epoch;
+        let epoch = state.document.commit.epoch;
         let mut after = state.kv.clone();
         let touched = self.write_values(&mut after, epoch, events);
         for key in &touched {
@@ -375,7 +395,7 @@ impl Planner<'_> {
         Ok(after)
     }
 
-    /// Applies what the events say of values; the keys that they touch.
+    /// Applies the events to the values and returns the keys that they change.
     fn write_values(
         &self,
         values: &mut BTreeMap<String, KvDocument>,
@@ -407,8 +427,8 @@ impl Planner<'_> {
         touched
     }
 
-    /// The messages that the turn ran on are consumed. The one that the instance's document has_inlined is consumed with that: its
-    /// marker is there.
+    /// Consumes the messages that the turn ran on. An inlined message needs no operation: the new instance document no
+    /// longer has it, and its marker already exists.
     fn consume(
         &self,
         before: &InstanceDocument,
@@ -417,7 +437,8 @@ impl Planner<'_> {
         taken.iter().filter(|taken| !before.has_inlined(&taken.document.id)).map(remove_message).collect()
     }
 
-    fn schedule(&mut self, items: &[WorkItem], handed: &ScheduledClaims) -> Result<(), Unplannable> {
+    /// Creates the documents of the activities that the turn schedules.
+    fn schedule(&mut self, items: &[WorkItem], claims: &ScheduledClaims) -> Result<(), Unplannable> {
         for work_item in items {
             let WorkItem::ActivityExecute { instance, execution_id, id, name, .. } = work_item else {
                 return Err(Unplannable::Target(format!("{} is not an activity", item::kind(work_item))));
@@ -425,19 +446,20 @@ impl Planner<'_> {
             let partition = Partition::instance(instance).map_err(|e| Unplannable::Target(e.to_string()))?;
             let id = ActivityDocument::scheduled_id(*execution_id, *id);
             let seq = self.engine.sequencer.next();
-            let (mut work, payload) =
+            let (mut activity, payload) =
                 ActivityDocument::new(partition, id, work_item, seq, self.now).map_err(StoreError::unwritable)?;
-            work.known_by = self.engine.discovery.turn_holder_name();
-            handed.lock(&mut work);
+            activity.known_by = self.engine.discovery.turn_holder_name();
+            claims.lock(&mut activity);
             if let Some(payload) = payload {
                 self.add_checked(Operation::upsert(&payload)?, || format!("the input of activity {name:?}"))?;
             }
-            self.operations.push(Operation::upsert(&work)?);
+            self.operations.push(Operation::upsert(&activity)?);
         }
         Ok(())
     }
 
-    /// Messages for this instance go with the turn; those for others become intents, delivered after the commit.
+    /// Messages to this instance are part of the turn. Messages to other instances become intents, which the outbox
+    /// delivers after the commit.
     fn send(&mut self, sender: &InstanceDocument, items: &[WorkItem]) -> Result<Vec<IntentDocument>, Unplannable> {
         let mut intents = Vec::new();
         for (position, work_item) in items.iter().enumerate() {
@@ -465,8 +487,8 @@ impl Planner<'_> {
         Ok(intents)
     }
 
-    /// Activities that lost go with the turn, and so do their inputs. One that a worker has finished in the meantime is not
-    /// there any more, and is left out when the batch says so.
+    /// Deletes the activities that the turn cancels, with their inputs. If a worker has completed one meanwhile, the
+    /// batch fails, and the next plan omits it.
     fn cancel(&mut self, state: &TurnState, fresh: &[Event], cancelled: &[ScheduledActivityIdentifier]) {
         for activity in cancelled {
             if Partition::instance(&activity.instance).ok().as_ref() != Some(self.partition) {
@@ -480,7 +502,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Adds an operation that must fit a document on its own.
+    /// Adds an operation whose document must stay below the document limit.
     fn add_checked(&mut self, operation: Operation, name: impl Fn() -> String) -> Result<(), StoreError> {
         self.add_limited(operation, operation::MAX_DOCUMENT_BYTES, name)
     }
@@ -497,7 +519,7 @@ impl Planner<'_> {
     }
 }
 
-/// Whether an activity was scheduled with an input that has a document of its own: its event tells.
+/// Whether the activity's input has a document of its own. The size of the input in the scheduling event decides.
 fn has_payload(state: &TurnState, fresh: &[Event], activity: &ScheduledActivityIdentifier) -> bool {
     let history = state.contents.iter().flat_map(|contents| contents.history.iter()).chain(fresh);
     let scheduled = history

@@ -1,9 +1,9 @@
-//! Histories, for clients that wait and workers that start an activity: a hot path.
+//! Reads of instances and histories, for clients that wait and workers that start an activity. This is a hot path.
 
 use super::{
-    cache::{Contents, Known},
+    cache::{CachedInstance, Contents},
     instance_id, load,
-    reads::Allowed,
+    reads::AllowedStaleness,
     staging,
 };
 use crate::{
@@ -16,93 +16,109 @@ use duroxide::Event;
 use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
-/// Who only reads leaves it to the process that committed a turn in parts to apply them, for so long, and looks again so often.
+/// A read leaves the roll-forward of a staged turn to the committing process for this long, and checks at this
+/// interval.
 const LEFT_TO_OTHERS: Duration = Duration::from_millis(200);
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
-/// So many times as old an answer may be while this process has the instance's next step: it would know, were there news.
-const OLDER_HERE: u32 = 10;
+const RECHECK_INTERVAL: Duration = Duration::from_millis(20);
+/// A result may be this many times as old while this process has the next step of the instance, because it would know
+/// of any change.
+const LOCAL_STALENESS_FACTOR: u32 = 10;
 
-/// How old what is shown of an instance may be.
+/// How old the returned state of an instance may be.
 fn staleness(engine: &Engine, partition: &Partition) -> Duration {
     let allowed = engine.config.read_staleness();
     match engine.discovery.has_next_step(partition) {
-        true => allowed.saturating_mul(OLDER_HERE),
+        true => allowed.saturating_mul(LOCAL_STALENESS_FACTOR),
         false => allowed,
     }
 }
 
-/// The instance's document, with a turn that was left half-way rolled forward and a deleted instance not there.
+/// The instance document. Rolls an incomplete turn forward first. Returns `None` for a deleted instance.
 pub(crate) async fn instance(
     engine: &Arc<Engine>,
     partition: &Partition,
     deadline: Deadline,
 ) -> Result<Option<Versioned<InstanceDocument>>, StoreError> {
-    match remembered(engine, partition) {
+    match cached_instance(engine, partition) {
         Some(known) => Ok(known),
-        // Apart, so that who is answered from memory has no room made for it.
-        None => Box::pin(look(engine, partition, deadline)).await,
+        // Boxed, so that a read from memory does not allocate space for this future.
+        None => Box::pin(read_instance(engine, partition, deadline)).await,
     }
 }
 
-/// What this process knows of an instance, if that may be shown.
-fn remembered(engine: &Engine, partition: &Partition) -> Option<Option<Versioned<InstanceDocument>>> {
+/// The cached instance document, if it is fresh enough to be returned. The inner `None` means that the instance does
+/// not exist.
+fn cached_instance(engine: &Engine, partition: &Partition) -> Option<Option<Versioned<InstanceDocument>>> {
     let known = engine.cache.fresh(partition, staleness(engine, partition))?;
-    let settled = |known: &Known| known.document.deleting.is_none() && known.document.roll_forward.is_none();
-    known.as_ref().is_none_or(settled).then(|| known.map(|Known { document, etag, .. }| Versioned { document, etag }))
+    let settled = |known: &CachedInstance| {
+        known.document.removal.deleting.is_none() && known.document.commit.roll_forward.is_none()
+    };
+    known
+        .as_ref()
+        .is_none_or(settled)
+        .then(|| known.map(|CachedInstance { document, etag, .. }| Versioned { document, etag }))
 }
 
-async fn look(
+/// Reads the instance document from Cosmos DB, until no roll-forward is pending.
+async fn read_instance(
     engine: &Arc<Engine>,
     partition: &Partition,
     deadline: Deadline,
 ) -> Result<Option<Versioned<InstanceDocument>>, StoreError> {
     let began = Instant::now();
     loop {
-        if let Some(known) = remembered(engine, partition) {
+        if let Some(known) = cached_instance(engine, partition) {
             return Ok(known);
         }
         let before = engine.cache.get(partition).map(|known| known.etag);
         let found = engine.store.read(partition, &instance_id(), Freshness::Session, deadline).await?;
         let Some(found): Option<Versioned<InstanceDocument>> = found else {
-            engine.cache.saw(partition, before.as_ref(), None);
+            engine.cache.record_read(partition, before.as_ref(), None);
             return Ok(None);
         };
-        if found.document.deleting.is_some() && engine.lifecycle().is_deleted(engine, &found.document, deadline).await?
+        if found.document.removal.deleting.is_some()
+            && engine.lifecycle().is_deleted(engine, &found.document, deadline).await?
         {
             return Ok(None);
         }
-        if found.document.roll_forward.is_none() {
+        if found.document.commit.roll_forward.is_none() {
             let Versioned { document, etag } = found.clone();
-            engine.cache.saw(partition, before.as_ref(), Some(Known { document, etag, contents: None }));
+            engine.cache.record_read(
+                partition,
+                before.as_ref(),
+                Some(CachedInstance { document, etag, contents: None }),
+            );
             return Ok(Some(found));
         }
-        if engine.roll_forwards.is_under_way(partition) {
+        if engine.roll_forwards.in_progress(partition) {
             engine.roll_forwards.wait(partition, deadline).await?;
         } else if began.elapsed() < LEFT_TO_OTHERS {
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(RECHECK_INTERVAL).await;
         } else {
             staging::roll_forward(engine, partition, deadline).await?;
         }
     }
 }
 
-/// The history of the latest execution: from memory where the document's ETag proves it current.
+/// The history of the latest execution. It comes from memory if the ETag of the instance document proves that it is
+/// current.
 pub(crate) async fn latest(
     engine: &Arc<Engine>,
     partition: &Partition,
     deadline: Deadline,
 ) -> Result<Result<Vec<Event>, String>, StoreError> {
     let allowed = engine.reads.allowed(partition, staleness(engine, partition));
-    match held_here(engine, partition) {
+    match history_under_lock(engine, partition) {
         Some(events) => Ok(Ok(events)),
         None => Box::pin(read(engine, partition, allowed, deadline)).await,
     }
 }
 
+/// Reads the history through the shared read of this process.
 async fn read(
     engine: &Arc<Engine>,
     partition: &Partition,
-    allowed: Allowed,
+    allowed: AllowedStaleness,
     deadline: Deadline,
 ) -> Result<Result<Vec<Event>, String>, StoreError> {
     let cache = &engine.cache;
@@ -112,47 +128,48 @@ async fn read(
     }
     let asked = Instant::now();
     let Some(found) = instance(engine, partition, deadline).await? else { return Ok(Ok(Vec::new())) };
-    let read = match cached(engine, partition, &found.etag) {
+    let read = match cached_history(engine, partition, &found.etag) {
         Some(read) => read,
         None => match load::events(
-            history(engine, partition, found.document.execution, Freshness::Session, engine.per_page()).await?,
+            history(engine, partition, found.document.current.execution, Freshness::Session, engine.per_page()).await?,
         ) {
-            Ok((events, bytes)) => keep(engine, partition, &found, (Arc::new(events), bytes)),
+            Ok((events, bytes)) => cache_history(engine, partition, &found, (Arc::new(events), bytes)),
             Err(unreadable) => return Ok(Err(unreadable)),
         },
     };
     let events = read.0.as_ref().clone();
-    // What was not asked for is older than the question.
-    let of = cache.seen(partition).map_or(asked, |seen| seen.min(asked));
-    reading.note(cache, partition, of, &found.etag, read);
+    // A document that came from the cache is older than this call.
+    let of = cache.checked_at(partition).map_or(asked, |checked| checked.min(asked));
+    reading.share(cache, partition, of, &found.etag, read);
     Ok(Ok(events))
 }
 
 /// Events, and the size of their text.
 type Text = (Arc<Vec<Event>>, usize);
 
-/// While this process holds the lock, nobody else can commit: what it knows is what is there, as long as it is not
-/// committing itself. Then a client may have seen the new state already, and must not be shown the old one after it.
-fn held_here(engine: &Engine, partition: &Partition) -> Option<Vec<Event>> {
+/// The history in memory, while this process holds the lock and is not committing. Other processes cannot commit then.
+/// During a commit a client may already have seen the new state and must not see the old one afterwards.
+fn history_under_lock(engine: &Engine, partition: &Partition) -> Option<Vec<Event>> {
     let known = engine.cache.get(partition)?;
-    let lock = known.document.lock.as_ref()?;
+    let lock = known.document.claim.lock.as_ref()?;
     let idle = engine.turns.get(&lock.token).is_some_and(|handle| handle.state.try_lock().is_ok());
     let held = idle && lock.until > engine.now();
     known.contents.filter(|_| held).map(|contents| contents.history.as_ref().clone())
 }
 
-fn cached(engine: &Engine, partition: &Partition, etag: &Etag) -> Option<Text> {
+/// The cached history, if the cache has it for this ETag.
+fn cached_history(engine: &Engine, partition: &Partition, etag: &Etag) -> Option<Text> {
     let known = engine.cache.get(partition).filter(|known| &known.etag == etag)?;
     known.contents.map(|contents| (contents.history, contents.text))
 }
 
-/// Keeps a history that was read. A commit between the two reads shows as events that the document doesn't know of.
-fn keep(engine: &Engine, partition: &Partition, found: &Versioned<InstanceDocument>, read: Text) -> Text {
-    let (noted, (events, bytes)) = (&found.document.events, &read);
-    let same = noted.len() == events.len() as u64 && events.iter().all(|event| noted.contains(event.event_id));
+/// Caches a history that was read. A commit between the two reads shows as events that the document does not list.
+fn cache_history(engine: &Engine, partition: &Partition, found: &Versioned<InstanceDocument>, read: Text) -> Text {
+    let (listed, (events, bytes)) = (&found.document.current.events, &read);
+    let same = listed.len() == events.len() as u64 && events.iter().all(|event| listed.contains(event.event_id));
     if same {
         let contents = Contents::new(events.clone(), *bytes, None, Fingerprints::default());
-        engine.cache.fill(partition, &found.etag, contents);
+        engine.cache.add_contents(partition, &found.etag, contents);
     }
     read
 }
@@ -163,8 +180,8 @@ pub(crate) async fn history(
     partition: &Partition,
     execution: u64,
     freshness: Freshness,
-    patience: impl Into<QueryTimeout>,
+    timeout: impl Into<QueryTimeout>,
 ) -> Result<Vec<HistoryDocument>, StoreError> {
     let statement = queries::HISTORY.statement().bind("@execution", execution).seeing(freshness);
-    engine.store.query_partition(partition, statement, patience).await
+    engine.store.query_partition(partition, statement, timeout).await
 }

@@ -1,6 +1,6 @@
-//! Giving a turn back, renewing its lock, and cleaning up after a claim that came to nothing.
+//! Releases a turn, renews its lock, and releases claims that found nothing to run.
 
-use super::{cache::Known, instance_id, lock_lost, TurnHandle, TurnPhase, TurnState, ROOM};
+use super::{cache::CachedInstance, instance_id, lock_lost, TurnHandle, TurnPhase, TurnState, RESERVED_BYTES};
 use crate::model::operation;
 use crate::{
     cosmos::{BatchOutcome, Deadline, StoreError, Versioned, WriteOutcome},
@@ -19,12 +19,12 @@ pub(crate) async fn renew(engine: &Arc<Engine>, token: &str, extend_for: Duratio
     let handle = handle.ok_or_else(|| lock_lost(OPERATION, "it is not held here"))?;
     let mut state = handle.state.lock().await;
     if state.phase != TurnPhase::Open || state.until <= engine.now() {
-        return Err(lock_lost(OPERATION, "it has expired or was given up"));
+        return Err(lock_lost(OPERATION, "it has expired, or an earlier commit failed"));
     }
     let deadline = engine.deadline_at(state.until);
     let until = engine.clock.after(extend_for);
     let change = |document: &mut InstanceDocument| {
-        document.hold(token, until);
+        document.lock(token, until);
     };
     match rewrite(engine, &handle, &mut state, change, deadline).await {
         Ok(Rewritten::Done) => {
@@ -62,26 +62,21 @@ pub(crate) async fn abandon(
     let delay = delay.filter(|d| !d.is_zero());
     let due = engine.clock.after(delay.unwrap_or_default());
     let change = |document: &mut InstanceDocument| {
-        document.give_up(due);
+        document.unlock(due);
         if ignore_attempt {
-            document.claims.pop();
+            document.claim.claims.pop();
         }
     };
     if delay.is_some() {
-        // Claims so far are among its attempts now, whatever the clock says.
-        let counted = state.document.claims.last().map_or(0, |last| last + 1);
-        for Versioned { document: message, .. } in &mut returned {
-            message.due = due;
-            message.created_at = message.created_at.max(counted);
-        }
+        delay_messages(&mut returned, &state.document, due);
     }
-    let is_enclosed = |message: &MessageDocument| state.document.has_inlined(&message.id);
-    let inlined = returned.iter().map(|message| &message.document).find(|message| is_enclosed(message)).cloned();
+    let is_inlined = |message: &MessageDocument| state.document.has_inlined(&message.id);
+    let inlined = returned.iter().map(|message| &message.document).find(|message| is_inlined(message)).cloned();
     let rewritten = delay.is_some() || inlined.is_some();
     let outcome = if rewritten {
         let changed: Vec<_> =
-            returned.iter().filter(|m| delay.is_some() && !is_enclosed(&m.document)).cloned().collect();
-        let inlined = inlined.map(|message| written_out(message, delay.is_some()));
+            returned.iter().filter(|m| delay.is_some() && !is_inlined(&m.document)).cloned().collect();
+        let inlined = inlined.map(|message| own_document(message, delay.is_some()));
         let messages = (changed.as_slice(), inlined.as_ref());
         release_with(engine, &handle, &mut state, messages, change, deadline).await
     } else {
@@ -90,7 +85,7 @@ pub(crate) async fn abandon(
     match outcome {
         Ok(Rewritten::Done) => {
             close(engine, &handle, &mut state);
-            // What was rewritten has another ETag now, which nobody has asked for.
+            // A rewritten message has a new ETag, which this process has not read.
             let returned = returned.into_iter().map(|m| (m.document, (!rewritten).then_some(m.etag)));
             engine.discovery.messages_returned(&handle.partition, returned);
             Ok(())
@@ -104,27 +99,38 @@ pub(crate) async fn abandon(
     }
 }
 
-/// Nothing more can be done with this token.
+/// Delays messages until `due`. Their attempts already include all claims so far, so a later count starts after the
+/// last claim, whatever the clock says.
+fn delay_messages(messages: &mut [Versioned<MessageDocument>], document: &InstanceDocument, due: Millis) {
+    let counted = document.claim.claims.last().map_or(0, |last| last + 1);
+    for Versioned { document: message, .. } in messages {
+        message.due = due;
+        message.created_at = message.created_at.max(counted);
+    }
+}
+
+/// Ends the use of a token.
 pub(crate) fn close(engine: &Engine, handle: &TurnHandle, state: &mut TurnState) {
     state.phase = TurnPhase::Closed;
     engine.turns.remove(&handle.token);
 }
 
-/// The turn was lost. Its messages are another's now; where a deletion took the lock off and was taken back, they are in the
-/// queue, and a poll that returns them brings news.
+/// Forgets a lost turn. Usually another worker has its messages now. If an aborted deletion removed the lock, they are
+/// still in the queue; the next poll that returns them makes them candidates again.
 pub(crate) fn forget_turn(engine: &Engine, handle: &TurnHandle, state: &TurnState) {
-    engine.discovery.taken(&handle.partition, state.taken.iter().map(|taken| &taken.document.id), 0);
+    engine.discovery.messages_taken(&handle.partition, state.taken.iter().map(|taken| &taken.document.id), 0);
     engine.discovery.turn_ended(&handle.partition);
 }
 
-/// How a change to the instance's document under our lock ended.
+/// How a change of the instance document under our lock ended.
 pub(crate) enum Rewritten {
     Done,
     /// Another token has the lock.
     Lost,
 }
 
-/// Changes the instance's document as long as our token is in it. A 412 is a loss only when a read shows another token.
+/// Changes the instance document while our token holds its lock. After a 412 the lock is lost only if a read shows
+/// another token.
 async fn rewrite(
     engine: &Engine,
     handle: &TurnHandle,
@@ -144,7 +150,7 @@ async fn rewrite(
             return Ok(Rewritten::Done);
         }
         match engine.read_latest(&handle.partition, deadline).await? {
-            // A change that was made with its answer lost: it is there already.
+            // The write happened, and its answer was lost.
             Some(found) if is_there(&found.document, &next) => {
                 state.refresh(found);
                 remember(engine, handle, state);
@@ -157,35 +163,40 @@ async fn rewrite(
             }
         }
         if deadline.passed() {
-            return Err(StoreError::Unavailable { detail: "the instance's document keeps changing".to_owned() });
+            return Err(StoreError::Unavailable {
+                detail: "other writers keep changing the instance document".to_owned(),
+            });
         }
     }
 }
 
-/// Whether what was found is what we wrote. A new owner that has committed leaves no lock and no claims either.
+/// Whether the found document is the one that we wrote. A new owner that has committed also leaves no lock and no
+/// claims, so the last turn must agree too.
 fn is_there(found: &InstanceDocument, next: &InstanceDocument) -> bool {
-    found.lock == next.lock && found.claims == next.claims && found.last_turn == next.last_turn
+    found.claim.lock == next.claim.lock
+        && found.claim.claims == next.claim.claims
+        && found.commit.last_turn == next.commit.last_turn
 }
 
-/// Keeps the document as we wrote it, with what goes with it, for the next claim.
+/// Caches the document as we wrote it, with the loaded contents, for the next claim.
 fn remember(engine: &Engine, handle: &TurnHandle, state: &TurnState) {
     let contents = state.contents.clone();
-    let known = Known { document: state.document.clone(), etag: state.etag.clone(), contents };
+    let known = CachedInstance { document: state.document.clone(), etag: state.etag.clone(), contents };
     engine.cache.put(&handle.partition, known);
 }
 
-/// An inlined message as it is written when the turn that has it is abandoned. Only where it is delayed its attempts are its own: the
-/// others are counted by the claims of the instance.
-fn written_out(mut message: MessageDocument, delayed: bool) -> MessageDocument {
+/// The document of an inlined message whose turn is abandoned. A delayed message keeps its attempts. Otherwise the
+/// claims of the instance count them.
+fn own_document(mut message: MessageDocument, delayed: bool) -> MessageDocument {
     if !delayed {
         message.attempts = 0;
     }
     message
 }
 
-/// Releases the lock and changes the messages that this fetch took, and no others; the one that was inlined is written. Every batch
-/// carries the fence, so that a former owner delays nothing; the last one takes the lock off. A crash in between leaves the lock to
-/// expire.
+/// Releases the lock, changes the given messages, and writes the inlined message as a document. Every batch contains
+/// the fence, so a former owner delays nothing. The last batch removes the lock. After a crash in between the lock
+/// expires.
 async fn release_with(
     engine: &Engine,
     handle: &TurnHandle,
@@ -213,7 +224,7 @@ async fn release_with(
                     state.document = next;
                     break;
                 }
-                // Consumed by others, while this turn ran on what it remembered of it.
+                // Another worker has consumed the message; this turn ran on a remembered copy.
                 BatchOutcome::RolledBack(back)
                     if (1..=chunk.len()).contains(&back.index) && matches!(back.status, 404 | 412) =>
                 {
@@ -224,7 +235,7 @@ async fn release_with(
                         state.document = found.document;
                         state.etag = found.etag;
                     }
-                    // Done with its answer lost: nobody has the lock, and the claims are as we left them.
+                    // The batch happened, and its answer was lost: the lock is free and the claims are as we left them.
                     Some(found) if is_there(&found.document, &next) => break,
                     _ => return Ok(Rewritten::Lost),
                 },
@@ -235,7 +246,8 @@ async fn release_with(
     Ok(Rewritten::Done)
 }
 
-/// Replacements of messages, in parts that fit a batch together with the fence and a message that was inlined; at least one part.
+/// Replacements of messages, in chunks that each fit a batch with the fence and an inlined message. Returns at least
+/// one chunk.
 pub(super) fn chunked(messages: &[Versioned<MessageDocument>]) -> Result<Vec<Vec<Operation>>, StoreError> {
     let replacement = |Versioned { document: message, etag }: &Versioned<MessageDocument>| {
         Operation::replace(message.id.clone(), message, Some(etag))
@@ -243,14 +255,14 @@ pub(super) fn chunked(messages: &[Versioned<MessageDocument>]) -> Result<Vec<Vec
     Ok(in_parts(messages.iter().map(replacement).collect::<Result<_, _>>()?))
 }
 
-/// The same of any operations.
+/// Splits operations into chunks like [`chunked`].
 pub(super) fn in_parts(operations: Vec<Operation>) -> Vec<Vec<Operation>> {
     let mut chunks: Vec<Vec<Operation>> = vec![Vec::new()];
     let mut bytes = 0;
     for operation in operations {
         let size = operation.size();
         let full = chunks.last().is_none_or(|c| c.len() + 3 > operation::MAX_OPERATIONS)
-            || bytes + size > operation::MAX_BYTES - ROOM;
+            || bytes + size > operation::MAX_BYTES - RESERVED_BYTES;
         if full {
             chunks.push(Vec::new());
             bytes = 0;
@@ -263,7 +275,7 @@ pub(super) fn in_parts(operations: Vec<Operation>) -> Vec<Vec<Operation>> {
     chunks
 }
 
-/// Takes a claim back that came to nothing: the lock goes, and the attempt with it.
+/// Releases a claim that found nothing to run. Removes the lock and the attempt.
 pub(crate) async fn undo_claim(
     engine: &Engine,
     partition: &Partition,
@@ -277,11 +289,12 @@ pub(crate) async fn undo_claim(
         if !document.held_by(token) {
             return Ok(());
         }
-        document.lock = None;
-        document.claims.pop();
+        document.claim.lock = None;
+        document.claim.claims.pop();
         let inlined = document.take_inlined();
-        // A document that holds nothing but the lock was made by the claim. One that fingerprints deferred messages stays.
-        let made_by_the_claim = document.is_placeholder() && document.claims.is_empty() && !document.deferred;
+        // The claim created a document that has nothing but the lock. A document that marks deferred messages stays.
+        let made_by_the_claim =
+            document.is_placeholder() && document.claim.claims.is_empty() && !document.waiting.deferred;
         let mut operations = vec![match made_by_the_claim {
             true => Operation::delete(instance_id(), Some(&etag)),
             false => Operation::replace(instance_id(), &document, Some(&etag))?,
@@ -299,8 +312,8 @@ pub(crate) async fn undo_claim(
     Ok(())
 }
 
-/// Gives a claim back in the background, for a caller that went away or has no use for it. Its lock ends at `until` or
-/// earlier. The turn is tried again at `due`.
+/// Releases a claim in the background, for a caller that has gone away or has no use for it. The lock ends at `until`
+/// or earlier. The ready queue offers the turn again at `due`.
 pub(crate) fn release_claim_later(
     engine: &Arc<Engine>,
     partition: &Partition,
@@ -313,39 +326,39 @@ pub(crate) fn release_claim_later(
     engine.spawn(async move {
         let (engine, partition, token) = (&engine_too, &partition, &token);
         let released = engine.until_released(until, |deadline| release_claim(engine, partition, token, deadline)).await;
-        note_failure(partition, released);
+        log_failure(partition, released);
         engine.discovery.turn_returned(partition, due);
     });
 }
 
-/// Gives a claim back whose write may have happened, or may yet happen: until its lock would end, or the document is not the
-/// one any more that the write depends on.
+/// Releases a claim whose write may have happened or may still happen. A task watches the document until the lock would
+/// end, or until the document is no longer the one on which the write depends.
 pub(crate) fn release_unknown_claim(
     engine: &Arc<Engine>,
-    wanted: &InstanceDocument,
+    pending: &InstanceDocument,
     token: String,
     condition: Option<Etag>,
     due: Millis,
 ) {
-    let (engine_too, partition) = (engine.clone(), wanted.instance_id.clone());
-    let until = wanted.lock.as_ref().map_or(0, |lock| lock.until);
+    let (engine_too, partition) = (engine.clone(), pending.instance_id.clone());
+    let until = pending.claim.lock.as_ref().map_or(0, |lock| lock.until);
     engine.cache.forget(&partition);
     engine.spawn(async move {
         let (engine, partition, token) = (&engine_too, &partition, &token);
         engine.until_settled(partition, &instance_id(), condition.as_ref(), until).await;
         let released = engine.until_released(until, |deadline| release_claim(engine, partition, token, deadline)).await;
-        note_failure(partition, released);
+        log_failure(partition, released);
         engine.discovery.turn_returned(partition, due);
     });
 }
 
-fn note_failure(partition: &Partition, outcome: Result<(), StoreError>) {
+fn log_failure(partition: &Partition, outcome: Result<(), StoreError>) {
     if let Err(error) = outcome {
-        warn!(instance_id = partition.instance_id(), %error, "a claim could not be given back: its lock expires");
+        warn!(instance_id = partition.instance_id(), %error, "could not release a claim, its lock will expire");
     }
 }
 
-/// Gives a claim back, uncounted, if its token is still the lock's.
+/// Releases a claim without counting an attempt, if its token still has the lock.
 pub(crate) async fn release_claim(
     engine: &Engine,
     partition: &Partition,
@@ -356,6 +369,6 @@ pub(crate) async fn release_claim(
     if let Some(Versioned { document, etag }) = engine.read_latest(partition, deadline).await? {
         undo_claim(engine, partition, token, document, etag, deadline).await?;
     }
-    debug!(instance_id = partition.instance_id(), "gave a claim back");
+    debug!(instance_id = partition.instance_id(), "released a claim");
     Ok(())
 }

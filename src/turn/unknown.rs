@@ -1,16 +1,16 @@
-//! Messages that this version can't read: of a kind that only a newer duroxide knows, or in a damaged document.
+//! Messages that this version cannot read: of a kind that only a newer duroxide knows, or in a damaged document.
 //!
-//! Such a message stays in the queue for a version that knows it, and the turn runs on the others. It gets a later
-//! `due`, so that polls of this version do not find it all the time: as far ahead as it is old, a minute at most. No
-//! attempt is counted for it. A claim puts off one batch of them at most, so that thousands neither hide the other
-//! messages nor keep their turn from running.
+//! Such a message stays in the queue for a version that can read it, and the turn runs on the others. The worker delays
+//! it, so that polls of this version do not find it all the time. The delay is the age of the message, at most a
+//! minute. No attempt is counted for it. A claim delays one batch of them at most, so that thousands neither hide the
+//! other messages nor hold up their turn.
 //!
-//! Invariant: a batch that puts messages off is conditional on the claim, and on each message being the one that was
-//! loaded. Apart from `due` their documents stay as they are.
+//! Invariant: the batch that delays messages is conditional on the claim and on the ETag of each message. Their
+//! documents change in `due` alone.
 //!
-//! Crash points: before a batch nothing has happened; after it the lock expires as after any claim.
+//! Crash points: before the batch nothing has happened. After it the lock expires as after any claim.
 
-use super::{claim::Ours, instance_id, load::Loaded, open, release};
+use super::{claim::ClaimedInstance, instance_id, load::Loaded, open, release};
 use crate::model::operation;
 use crate::{
     cosmos::{BatchOutcome, StoreError, Versioned},
@@ -23,17 +23,18 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use tracing::warn;
 
-/// It is put off by so much at least and at most.
+/// The shortest and the longest delay of a message.
 const SHORTEST: Millis = 1_000;
 const LONGEST: Millis = 60_000;
-/// So many are put off by one claim: with the instance's document they make one batch. The next claim meets the rest.
+/// One claim delays at most this many messages: with the instance document they make one batch. The next claim handles
+/// the rest.
 const AT_ONCE: usize = operation::MAX_OPERATIONS - 2;
 
-/// A message that this version can't read.
+/// A message that this version cannot read.
 pub(super) struct UnknownMessage {
     id: DocumentId,
     etag: Etag,
-    /// Its document, without the service's own properties.
+    /// The document without the properties that Cosmos DB adds.
     document: Map<String, Value>,
     why: String,
 }
@@ -47,11 +48,11 @@ impl UnknownMessage {
     }
 }
 
-/// The messages of a queue that can't be read: as many as one claim puts off.
+/// The unreadable messages of a queue, at most as many as one claim delays.
 #[derive(Default)]
 pub(super) struct UnknownMessages {
     messages: Vec<UnknownMessage>,
-    /// There are others.
+    /// The queue has more of them.
     pub(super) more: bool,
 }
 
@@ -69,7 +70,8 @@ impl UnknownMessages {
     }
 }
 
-/// Takes a row in: as a message, or as one that can't be read. One without id or ETag is no document.
+/// Sorts a row into the messages or the unreadable ones. A row without an id or an ETag is not a document and is
+/// skipped.
 pub(super) fn take_in(row: Value, messages: &mut Vec<Versioned<MessageDocument>>, unknown: &mut UnknownMessages) {
     let Some(etag) = row.get("_etag").and_then(Value::as_str).map(|etag| Etag::from(etag.to_owned())) else { return };
     match read(&row) {
@@ -78,17 +80,17 @@ pub(super) fn take_in(row: Value, messages: &mut Vec<Versioned<MessageDocument>>
     }
 }
 
-/// A message whose document and item can be read.
+/// Reads a message, and checks that its item can be read too.
 fn read(row: &Value) -> serde_json::Result<MessageDocument> {
     let document = MessageDocument::deserialize(row)?;
     serde_json::from_str::<WorkItem>(&document.item)?;
     Ok(document)
 }
 
-/// The work items of the messages that were loaded. Messages that can't be read are put off and leave the list.
+/// The work items of the loaded messages. Delays unreadable messages and removes them from the list.
 pub(super) async fn set_aside(
     engine: &Engine,
-    ours: &mut Ours,
+    claimed: &mut ClaimedInstance,
     loaded: &mut Loaded,
 ) -> Result<Vec<WorkItem>, StoreError> {
     let mut items = Vec::with_capacity(loaded.messages.len());
@@ -100,51 +102,55 @@ pub(super) async fn set_aside(
         }
         Err(error) => {
             let row = serde_json::to_value(document).unwrap_or_default();
-            // However many there are: an inlined message must be written out, or the turn's commit would take it along.
+            // This has no limit: an inlined message needs a document of its own, or the commit would delete it.
             unknown.messages.extend(UnknownMessage::new(row, etag.clone(), error.to_string()));
             false
         }
     });
-    put_off(engine, ours, unknown.messages).await?;
+    delay(engine, claimed, unknown.messages).await?;
     Ok(items)
 }
 
-/// When a message that was made then is looked at again.
+/// The new `due` of a message with this creation time.
 fn later(created_at: Millis, now: Millis) -> Millis {
     now + now.saturating_sub(created_at).clamp(SHORTEST, LONGEST)
 }
 
-/// Puts messages off.
-async fn put_off(engine: &Engine, ours: &mut Ours, messages: Vec<UnknownMessage>) -> Result<(), StoreError> {
-    let (partition, now) = (ours.document.instance_id.clone(), engine.now());
+/// Delays messages.
+async fn delay(
+    engine: &Engine,
+    claimed: &mut ClaimedInstance,
+    messages: Vec<UnknownMessage>,
+) -> Result<(), StoreError> {
+    let (partition, now) = (claimed.document.instance_id.clone(), engine.now());
     let mut operations = Vec::with_capacity(messages.len());
     for UnknownMessage { id, etag, mut document, why } in messages {
-        warn!(instance_id = partition.instance_id(), %id, why, "left a message for a version that can read it");
+        warn!(instance_id = partition.instance_id(), %id, why, "cannot read a message, leaving it for a newer version");
         let due = later(document.get("createdAt").and_then(Value::as_u64).unwrap_or(0), now);
-        if ours.document.has_inlined(&id) {
-            write_out(engine, ours, due).await?;
+        if claimed.document.has_inlined(&id) {
+            extract_inlined(engine, claimed, due).await?;
         } else {
             document.insert("due".to_owned(), Value::from(due));
             operations.push(Operation::replace(id, &document, Some(&etag))?);
         }
     }
-    open::change_messages(engine, ours, release::in_parts(operations)).await
+    open::change_messages(engine, claimed, release::in_parts(operations)).await
 }
 
-/// Writes the message out that the instance's document has_inlined.
-async fn write_out(engine: &Engine, ours: &mut Ours, due: Millis) -> Result<(), StoreError> {
+/// Writes the inlined message as a document of its own.
+async fn extract_inlined(engine: &Engine, claimed: &mut ClaimedInstance, due: Millis) -> Result<(), StoreError> {
     let deadline = engine.deadline();
     loop {
-        let mut next = ours.document.clone();
+        let mut next = claimed.document.clone();
         let Some(message) = next.take_inlined() else { return Ok(()) };
         let message = Operation::upsert(&MessageDocument { due, ..message })?;
-        let operations = [Operation::replace(instance_id(), &next, Some(&ours.etag))?, message];
+        let operations = [Operation::replace(instance_id(), &next, Some(&claimed.etag))?, message];
         match engine.store.batch(&next.instance_id, &operations, deadline).await? {
             BatchOutcome::Committed(committed) => {
-                (ours.document, ours.etag) = (next, committed.fence()?);
+                (claimed.document, claimed.etag) = (next, committed.fence()?);
                 return Ok(());
             }
-            BatchOutcome::RolledBack(_) => ours.look_again(engine, deadline).await?,
+            BatchOutcome::RolledBack(_) => claimed.refresh(engine, deadline).await?,
         }
     }
 }
@@ -154,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_is_put_off_by_its_age_within_bounds() {
+    fn the_delay_of_a_message_is_its_age_within_bounds() {
         assert_eq!(later(1_000_000, 1_000_000), 1_001_000);
         assert_eq!(later(1_000_000, 1_010_000), 1_020_000);
         assert_eq!(later(0, 1_000_000), 1_060_000);

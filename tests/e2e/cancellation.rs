@@ -1,6 +1,6 @@
-//! Cancelling what runs, and all that runs on its behalf.
+//! Cancellation of an orchestration, its children and its activities.
 
-use crate::scene::{census, eventually, Notebook, Scene};
+use crate::fixture::process::{count_by_name, eventually, Notebook, Process};
 use duroxide::{
     runtime::{registry::ActivityRegistry, OrchestrationRegistry},
     ActivityContext, AppErrorKind, ErrorDetails, OrchestrationContext, RuntimeOptions,
@@ -19,25 +19,25 @@ async fn an_instance_that_waits_is_cancelled_with_its_reason() {
     let orchestrations = OrchestrationRegistry::builder()
         .register("Patient", |ctx: OrchestrationContext, _: String| async move { Ok(ctx.schedule_wait("Never").await) })
         .build();
-    let scene = Scene::new(ActivityRegistry::builder().build(), orchestrations).await;
-    scene.start("patient", "Patient", "").await;
+    let process = Process::new(ActivityRegistry::builder().build(), orchestrations).await;
+    process.start("patient", "Patient", "").await;
 
-    scene.client.cancel_instance("patient", "no longer needed").await.unwrap();
+    process.client.cancel_instance("patient", "no longer needed").await.unwrap();
 
-    assert_eq!(reason(&scene.failure("patient").await), "no longer needed");
-    // A second request, and one for nobody, change nothing.
-    let before = scene.history("patient").await;
-    scene.client.cancel_instance("patient", "again").await.unwrap();
-    scene.client.raise_event("patient", "Never", "too late").await.unwrap();
-    // What comes for an instance that is over is consumed.
-    scene.quiet().await;
-    assert_eq!(scene.history("patient").await, before);
-    assert_eq!(scene.client.get_instance_info("patient").await.unwrap().status, "Failed");
-    scene.stop().await;
+    assert_eq!(reason(&process.failure("patient").await), "no longer needed");
+    // A second request, and a request for an unknown instance, change nothing.
+    let before = process.history("patient").await;
+    process.client.cancel_instance("patient", "again").await.unwrap();
+    process.client.raise_event("patient", "Never", "too late").await.unwrap();
+    // A message for an ended instance is consumed.
+    process.idle().await;
+    assert_eq!(process.history("patient").await, before);
+    assert_eq!(process.client.get_instance_info("patient").await.unwrap().status, "Failed");
+    process.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn children_and_grandchildren_go_with_their_parent() {
+async fn children_and_grandchildren_are_cancelled_with_their_parent() {
     let orchestrations = OrchestrationRegistry::builder()
         .register("Leaf", |ctx: OrchestrationContext, _: String| async move { Ok(ctx.schedule_wait("Never").await) })
         .register("Branch", |ctx: OrchestrationContext, _: String| async move {
@@ -52,33 +52,33 @@ async fn children_and_grandchildren_go_with_their_parent() {
             Ok(String::new())
         })
         .build();
-    let scene = Scene::new(ActivityRegistry::builder().build(), orchestrations).await;
-    scene.start("root", "Root", "").await;
+    let process = Process::new(ActivityRegistry::builder().build(), orchestrations).await;
+    process.start("root", "Root", "").await;
     let leaves = ["1.1", "1.2", "2.1", "2.2"];
     eventually("all leaves wait", || async {
         let mut waiting = 0;
         for leaf in leaves {
-            let history = scene.client.read_execution_history(leaf, 1).await.unwrap_or_default();
+            let history = process.client.read_execution_history(leaf, 1).await.unwrap_or_default();
             waiting += usize::from(history.len() == 2);
         }
         waiting == leaves.len()
     })
     .await;
 
-    scene.client.cancel_instance("root", "storm").await.unwrap();
+    process.client.cancel_instance("root", "storm").await.unwrap();
 
-    assert_eq!(reason(&scene.failure("root").await), "storm");
+    assert_eq!(reason(&process.failure("root").await), "storm");
     for instance in ["1", "2", "1.1", "1.2", "2.1", "2.2"] {
-        reason(&scene.failure(instance).await);
-        let census = census(&scene.history(instance).await);
-        assert_eq!((census["OrchestrationCancelRequested"], census["OrchestrationFailed"]), (1, 1), "{instance}");
+        reason(&process.failure(instance).await);
+        let counts = count_by_name(&process.history(instance).await);
+        assert_eq!((counts["OrchestrationCancelRequested"], counts["OrchestrationFailed"]), (1, 1), "{instance}");
     }
-    let root = census(&scene.history("root").await);
+    let root = count_by_name(&process.history("root").await);
     assert_eq!((root["OrchestrationCancelRequested"], root["OrchestrationFailed"]), (1, 1));
-    assert_eq!(scene.client.list_instances_by_status("Failed").await.unwrap().len(), 7);
-    assert_eq!(scene.client.list_instances_by_status("Running").await.unwrap(), Vec::<String>::new());
-    scene.quiet().await;
-    scene.stop().await;
+    assert_eq!(process.client.list_instances_by_status("Failed").await.unwrap().len(), 7);
+    assert_eq!(process.client.list_instances_by_status("Running").await.unwrap(), Vec::<String>::new());
+    process.idle().await;
+    process.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -99,19 +99,19 @@ async fn an_activity_learns_that_its_instance_was_cancelled() {
     let orchestrations = OrchestrationRegistry::builder()
         .register("Job", |ctx: OrchestrationContext, _: String| async move { ctx.schedule_activity("Long", "").await })
         .build();
-    // Renewed every second: that is when a worker notices.
+    // The worker renews every second, and notices the cancellation then.
     let options = RuntimeOptions { worker_lock_timeout: Duration::from_secs(2), ..RuntimeOptions::default() };
-    let scene = Scene::with(options, activities, orchestrations).await;
-    scene.start("job", "Job", "").await;
+    let process = Process::with(options, activities, orchestrations).await;
+    process.start("job", "Job", "").await;
     notes.has("begun").await;
 
-    scene.client.cancel_instance("job", "enough").await.unwrap();
+    process.client.cancel_instance("job", "enough").await.unwrap();
 
-    assert_eq!(reason(&scene.failure("job").await), "enough");
+    assert_eq!(reason(&process.failure("job").await), "enough");
     notes.has("told to stop").await;
-    scene.quiet().await;
-    let census = census(&scene.history("job").await);
-    assert!(!census.contains_key("ActivityCompleted"), "{census:?}");
+    process.idle().await;
+    let counts = count_by_name(&process.history("job").await);
+    assert!(!counts.contains_key("ActivityCompleted"), "{counts:?}");
     assert_eq!(notes.lines(), ["begun", "told to stop"]);
-    scene.stop().await;
+    process.stop().await;
 }

@@ -1,6 +1,6 @@
-//! Orchestrations that call orchestrations.
+//! Sub-orchestrations.
 
-use crate::scene::{census, Notebook, Scene};
+use crate::fixture::process::{count_by_name, Notebook, Process};
 use duroxide::{
     runtime::{registry::ActivityRegistry, OrchestrationRegistry},
     ActivityContext, EventKind, OrchestrationContext,
@@ -11,7 +11,7 @@ fn echo() -> ActivityRegistry {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn results_come_up_through_three_generations() {
+async fn results_are_returned_through_three_generations() {
     let orchestrations = OrchestrationRegistry::builder()
         .register("Grandchild", |ctx: OrchestrationContext, input: String| async move {
             ctx.schedule_activity("Echo", format!("{input}c")).await
@@ -23,24 +23,24 @@ async fn results_come_up_through_three_generations() {
             ctx.schedule_sub_orchestration("Child", format!("{input}a")).await
         })
         .build();
-    let scene = Scene::new(echo(), orchestrations).await;
+    let process = Process::new(echo(), orchestrations).await;
 
-    assert_eq!(scene.run("root", "Parent", "_").await, "_abc");
+    assert_eq!(process.run("root", "Parent", "_").await, "_abc");
 
-    let story = scene.story("root").await;
+    let names = process.event_names("root").await;
     let call = ["SubOrchestrationScheduled", "SubOrchestrationCompleted"];
-    assert_eq!(story, [&["OrchestrationStarted"], &call[..], &["OrchestrationCompleted"]].concat());
-    let mut tree = scene.client.get_instance_tree("root").await.unwrap().all_ids;
+    assert_eq!(names, [&["OrchestrationStarted"], &call[..], &["OrchestrationCompleted"]].concat());
+    let mut tree = process.client.get_instance_tree("root").await.unwrap().all_ids;
     tree.sort();
     assert_eq!(tree, ["root", "root::sub::2", "root::sub::2::sub::2"]);
-    let grandchild = scene.client.get_instance_info("root::sub::2::sub::2").await.unwrap();
+    let grandchild = process.client.get_instance_info("root::sub::2::sub::2").await.unwrap();
     assert_eq!(grandchild.parent_instance_id.as_deref(), Some("root::sub::2"));
     assert_eq!((grandchild.status.as_str(), grandchild.output.as_deref()), ("Completed", Some("_abc")));
-    let started = &scene.history("root::sub::2").await[0].kind;
+    let started = &process.history("root::sub::2").await[0].kind;
     let EventKind::OrchestrationStarted { parent_instance, parent_id, .. } = started else { panic!("{started:?}") };
     assert_eq!((parent_instance.as_deref(), *parent_id), (Some("root"), Some(2)));
-    scene.quiet().await;
-    scene.stop().await;
+    process.idle().await;
+    process.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -55,17 +55,17 @@ async fn ten_children_at_once_answer_once_each() {
             Ok(all?.concat())
         })
         .build();
-    let scene = Scene::new(echo(), orchestrations).await;
+    let process = Process::new(echo(), orchestrations).await;
 
-    assert_eq!(scene.run("parent", "Parent", "").await, "0123456789");
+    assert_eq!(process.run("parent", "Parent", "").await, "0123456789");
 
-    let census = census(&scene.history("parent").await);
-    assert_eq!((census["SubOrchestrationScheduled"], census["SubOrchestrationCompleted"]), (10, 10));
+    let counts = count_by_name(&process.history("parent").await);
+    assert_eq!((counts["SubOrchestrationScheduled"], counts["SubOrchestrationCompleted"]), (10, 10));
     for event in 2..12 {
-        assert_eq!(scene.story(&format!("parent::sub::{event}")).await.len(), 4);
+        assert_eq!(process.event_names(&format!("parent::sub::{event}")).await.len(), 4);
     }
-    scene.quiet().await;
-    scene.stop().await;
+    process.idle().await;
+    process.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -82,21 +82,21 @@ async fn a_child_that_fails_is_an_error_that_its_parent_can_handle() {
             ctx.schedule_sub_orchestration("Child", "").await
         })
         .build();
-    let scene = Scene::new(echo(), orchestrations).await;
+    let process = Process::new(echo(), orchestrations).await;
 
-    assert_eq!(scene.run("careful", "Careful", "").await, "handled: not today");
-    scene.start("careless", "Careless", "").await;
-    assert_eq!(scene.failure("careless").await.display_message(), "not today");
+    assert_eq!(process.run("careful", "Careful", "").await, "handled: not today");
+    process.start("careless", "Careless", "").await;
+    assert_eq!(process.failure("careless").await.display_message(), "not today");
 
-    assert_eq!(scene.story("careful").await[1..3], ["SubOrchestrationScheduled", "SubOrchestrationFailed"]);
-    let mut failed = scene.client.list_instances_by_status("Failed").await.unwrap();
+    assert_eq!(process.event_names("careful").await[1..3], ["SubOrchestrationScheduled", "SubOrchestrationFailed"]);
+    let mut failed = process.client.list_instances_by_status("Failed").await.unwrap();
     failed.sort();
     assert_eq!(failed, ["careful::sub::2", "careless", "careless::sub::2"]);
-    scene.stop().await;
+    process.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn children_may_be_called_anything() {
+async fn children_may_have_any_name() {
     let names = ["a/b", "back\\slash", "what?", "#1", "ünï\u{1F600}", "sp ace", "100%25", "dot.", &"long".repeat(100)];
     let list = serde_json::to_string(&names).unwrap();
     let orchestrations = OrchestrationRegistry::builder()
@@ -111,19 +111,19 @@ async fn children_may_be_called_anything() {
             all
         })
         .build();
-    let scene = Scene::new(echo(), orchestrations).await;
+    let process = Process::new(echo(), orchestrations).await;
 
-    assert_eq!(scene.run("par/ent?#", "Parent", &list).await, list);
+    assert_eq!(process.run("par/ent?#", "Parent", &list).await, list);
 
     for name in names {
-        assert_eq!(scene.output(name).await, name);
-        assert_eq!(scene.history(name).await.len(), 5);
-        let value = scene.client.get_kv_value(name, &format!("key/{name}?")).await.unwrap();
+        assert_eq!(process.output(name).await, name);
+        assert_eq!(process.history(name).await.len(), 5);
+        let value = process.client.get_kv_value(name, &format!("key/{name}?")).await.unwrap();
         assert_eq!(value.as_deref(), Some(name));
     }
-    let tree = scene.client.get_instance_tree("par/ent?#").await.unwrap();
+    let tree = process.client.get_instance_tree("par/ent?#").await.unwrap();
     assert_eq!(tree.size(), names.len() + 1);
-    scene.stop().await;
+    process.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -147,16 +147,16 @@ async fn a_child_that_continues_as_new_answers_its_parent_once() {
             ctx.schedule_sub_orchestration("Countdown", "3").await
         })
         .build();
-    let scene = Scene::new(echo(), orchestrations).await;
+    let process = Process::new(echo(), orchestrations).await;
 
-    assert_eq!(scene.run("parent", "Parent", "").await, "lift-off");
+    assert_eq!(process.run("parent", "Parent", "").await, "lift-off");
 
-    assert_eq!(scene.story("parent").await.len(), 4);
+    assert_eq!(process.event_names("parent").await.len(), 4);
     let child = "parent::sub::2";
-    assert_eq!(scene.client.list_executions(child).await.unwrap(), [1, 2, 3, 4]);
+    assert_eq!(process.client.list_executions(child).await.unwrap(), [1, 2, 3, 4]);
     for execution in 1..=4 {
-        assert_eq!(scene.history_of(child, execution).await.len(), 4);
+        assert_eq!(process.history_of(child, execution).await.len(), 4);
     }
     assert_eq!(runs.lines(), ["lift-off"]);
-    scene.stop().await;
+    process.stop().await;
 }

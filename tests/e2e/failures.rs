@@ -1,6 +1,6 @@
-//! What goes wrong, and what is tried again.
+//! Failures and retries.
 
-use crate::scene::{census, eventually, Notebook, Scene};
+use crate::fixture::process::{count_by_name, eventually, Notebook, Process};
 use duroxide::{
     runtime::{registry::ActivityRegistry, OrchestrationRegistry, UnregisteredBackoffConfig},
     ActivityContext, AppErrorKind, BackoffStrategy, ConfigErrorKind, ErrorDetails, EventKind, OrchestrationContext,
@@ -8,8 +8,8 @@ use duroxide::{
 };
 use std::time::Duration;
 
-/// Three attempts at what nobody has registered, in quick succession.
-fn short_of_patience() -> RuntimeOptions {
+/// Three quick attempts at a handler that is not registered.
+fn three_quick_attempts() -> RuntimeOptions {
     let delay = Duration::from_millis(20);
     RuntimeOptions {
         max_attempts: 3,
@@ -32,20 +32,20 @@ async fn an_activity_s_error_reaches_its_orchestration_and_fails_it() {
             ctx.schedule_activity("Fail", input).await
         })
         .build();
-    let scene = Scene::new(activities, orchestrations).await;
-    scene.start("job", "Job", "luck").await;
+    let process = Process::new(activities, orchestrations).await;
+    process.start("job", "Job", "luck").await;
 
-    assert_eq!(scene.failure("job").await.display_message(), "bad luck");
+    assert_eq!(process.failure("job").await.display_message(), "bad luck");
 
-    let story = scene.story("job").await;
-    assert_eq!(story, ["OrchestrationStarted", "ActivityScheduled", "ActivityFailed", "OrchestrationFailed"]);
-    let info = scene.client.get_instance_info("job").await.unwrap();
+    let names = process.event_names("job").await;
+    assert_eq!(names, ["OrchestrationStarted", "ActivityScheduled", "ActivityFailed", "OrchestrationFailed"]);
+    let info = process.client.get_instance_info("job").await.unwrap();
     assert_eq!((info.status.as_str(), info.output.as_deref()), ("Failed", Some("bad luck")));
-    scene.stop().await;
+    process.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_panic_is_a_failure_and_the_runtime_lives_on() {
+async fn a_panic_is_a_failure_and_the_runtime_continues() {
     let activities = ActivityRegistry::builder()
         .register("Panic", |_: ActivityContext, input: String| async move {
             if input == "now" {
@@ -63,23 +63,23 @@ async fn a_panic_is_a_failure_and_the_runtime_lives_on() {
             panic!("the orchestration's own fault")
         })
         .build();
-    let scene = Scene::new(activities, orchestrations).await;
-    scene.start("activity", "Activity", "now").await;
-    scene.start("orchestration", "Orchestration", "").await;
+    let process = Process::new(activities, orchestrations).await;
+    process.start("activity", "Activity", "now").await;
+    process.start("orchestration", "Orchestration", "").await;
 
-    let failure = scene.failure("activity").await;
+    let failure = process.failure("activity").await;
     assert!(failure.display_message().contains("panicked"), "{failure:?}");
-    let failure = scene.failure("orchestration").await;
+    let failure = process.failure("orchestration").await;
     assert!(matches!(failure, ErrorDetails::Application { kind: AppErrorKind::Panicked, .. }), "{failure:?}");
 
-    assert_eq!(scene.run("after", "Activity", "fine").await, "fine");
-    assert_eq!(scene.story("activity").await[2..], ["ActivityFailed", "OrchestrationFailed"]);
-    assert_eq!(scene.story("orchestration").await[2..], ["ActivityCompleted", "OrchestrationFailed"]);
-    scene.stop().await;
+    assert_eq!(process.run("after", "Activity", "fine").await, "fine");
+    assert_eq!(process.event_names("activity").await[2..], ["ActivityFailed", "OrchestrationFailed"]);
+    assert_eq!(process.event_names("orchestration").await[2..], ["ActivityCompleted", "OrchestrationFailed"]);
+    process.stop().await;
 }
 
 /// An activity that fails until its third attempt.
-fn third_time_lucky(notes: &Notebook) -> ActivityRegistry {
+fn fails_twice(notes: &Notebook) -> ActivityRegistry {
     let notes = notes.clone();
     ActivityRegistry::builder()
         .register("Try", move |_: ActivityContext, input: String| {
@@ -100,7 +100,7 @@ fn every(millis: u64) -> BackoffStrategy {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_policy_tries_again_until_it_works() {
+async fn a_retry_policy_retries_until_success() {
     let notes = Notebook::default();
     let orchestrations = OrchestrationRegistry::builder()
         .register("Job", |ctx: OrchestrationContext, _: String| async move {
@@ -108,20 +108,20 @@ async fn a_policy_tries_again_until_it_works() {
             ctx.schedule_activity_with_retry("Try", "attempt", policy).await
         })
         .build();
-    let scene = Scene::new(third_time_lucky(&notes), orchestrations).await;
+    let process = Process::new(fails_twice(&notes), orchestrations).await;
 
-    assert_eq!(scene.run("job", "Job", "").await, "attempt 3");
+    assert_eq!(process.run("job", "Job", "").await, "attempt 3");
 
     assert_eq!(notes.lines().len(), 3);
-    let history = scene.history("job").await;
-    let census = census(&history);
-    assert_eq!((census["ActivityScheduled"], census["ActivityFailed"], census["ActivityCompleted"]), (3, 2, 1));
-    assert_eq!((census["TimerCreated"], census["TimerFired"]), (2, 2));
-    scene.stop().await;
+    let history = process.history("job").await;
+    let counts = count_by_name(&history);
+    assert_eq!((counts["ActivityScheduled"], counts["ActivityFailed"], counts["ActivityCompleted"]), (3, 2, 1));
+    assert_eq!((counts["TimerCreated"], counts["TimerFired"]), (2, 2));
+    process.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_policy_ends_with_its_last_attempt() {
+async fn a_retry_policy_ends_with_its_last_attempt() {
     let notes = Notebook::default();
     let orchestrations = OrchestrationRegistry::builder()
         .register("Job", |ctx: OrchestrationContext, _: String| async move {
@@ -129,14 +129,14 @@ async fn a_policy_ends_with_its_last_attempt() {
             ctx.schedule_activity_with_retry("Try", "attempt", policy).await
         })
         .build();
-    let scene = Scene::new(third_time_lucky(&notes), orchestrations).await;
-    scene.start("job", "Job", "").await;
+    let process = Process::new(fails_twice(&notes), orchestrations).await;
+    process.start("job", "Job", "").await;
 
-    assert_eq!(scene.failure("job").await.display_message(), "attempt 2");
+    assert_eq!(process.failure("job").await.display_message(), "attempt 2");
 
-    let census = census(&scene.history("job").await);
-    assert_eq!((census["ActivityScheduled"], census["ActivityFailed"], census.get("TimerCreated")), (2, 2, None));
-    scene.stop().await;
+    let counts = count_by_name(&process.history("job").await);
+    assert_eq!((counts["ActivityScheduled"], counts["ActivityFailed"], counts.get("TimerCreated")), (2, 2, None));
+    process.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -159,57 +159,57 @@ async fn an_attempt_that_takes_too_long_is_not_repeated() {
         })
         .build();
     let options = RuntimeOptions { worker_lock_timeout: Duration::from_secs(2), ..RuntimeOptions::default() };
-    let scene = Scene::with(options, activities, orchestrations).await;
-    scene.start("job", "Job", "").await;
+    let process = Process::with(options, activities, orchestrations).await;
+    process.start("job", "Job", "").await;
 
-    let failure = scene.failure("job").await;
+    let failure = process.failure("job").await;
 
     assert!(failure.display_message().contains("timed out"), "{failure:?}");
-    let census = census(&scene.history("job").await);
-    assert_eq!((census["ActivityScheduled"], census["ActivityCancelRequested"]), (1, 1));
+    let counts = count_by_name(&process.history("job").await);
+    assert_eq!((counts["ActivityScheduled"], counts["ActivityCancelRequested"]), (1, 1));
     assert!(notes.lines().len() <= 1, "{:?}", notes.lines());
-    scene.quiet().await;
-    scene.stop().await;
+    process.idle().await;
+    process.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_orchestration_that_nobody_registered_is_poison_in_the_end() {
+async fn an_unregistered_orchestration_becomes_poison() {
     let orchestrations = OrchestrationRegistry::builder()
         .register("Parent", |ctx: OrchestrationContext, _: String| async move {
             ctx.schedule_sub_orchestration("Nowhere", "").await
         })
         .build();
-    let scene = Scene::with(short_of_patience(), no_activities(), orchestrations).await;
-    scene.start("lost", "Nowhere", "input").await;
-    scene.start("parent", "Parent", "").await;
+    let process = Process::with(three_quick_attempts(), no_activities(), orchestrations).await;
+    process.start("lost", "Nowhere", "input").await;
+    process.start("parent", "Parent", "").await;
 
-    match scene.failure("lost").await {
+    match process.failure("lost").await {
         ErrorDetails::Poison { attempt_count, max_attempts, message_type, .. } => {
             assert_eq!((attempt_count, max_attempts), (4, 3), "each attempt counts once");
             assert!(matches!(message_type, PoisonMessageType::Orchestration { instance, .. } if instance == "lost"));
         }
         other => panic!("{other:?}"),
     }
-    // The parent of one is told.
-    let failure = scene.failure("parent").await;
+    // The parent of a failed child receives the error.
+    let failure = process.failure("parent").await;
     assert!(failure.display_message().contains("poison"), "{failure:?}");
-    assert_eq!(census(&scene.history("parent").await)["SubOrchestrationFailed"], 1);
-    scene.quiet().await;
-    scene.stop().await;
+    assert_eq!(count_by_name(&process.history("parent").await)["SubOrchestrationFailed"], 1);
+    process.idle().await;
+    process.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_activity_that_nobody_registered_is_poison_in_the_end() {
+async fn an_unregistered_activity_becomes_poison() {
     let orchestrations = OrchestrationRegistry::builder()
         .register(
             "Job",
             |ctx: OrchestrationContext, _: String| async move { ctx.schedule_activity("Nowhere", "").await },
         )
         .build();
-    let scene = Scene::with(short_of_patience(), no_activities(), orchestrations).await;
-    scene.start("job", "Job", "").await;
+    let process = Process::with(three_quick_attempts(), no_activities(), orchestrations).await;
+    process.start("job", "Job", "").await;
 
-    match scene.failure("job").await {
+    match process.failure("job").await {
         ErrorDetails::Poison { attempt_count, message_type, .. } => {
             assert_eq!(attempt_count, 4, "each attempt counts once");
             assert!(
@@ -218,10 +218,10 @@ async fn an_activity_that_nobody_registered_is_poison_in_the_end() {
         }
         other => panic!("{other:?}"),
     }
-    let census = census(&scene.history("job").await);
-    assert_eq!((census["ActivityFailed"], census["OrchestrationFailed"]), (1, 1));
-    scene.quiet().await;
-    scene.stop().await;
+    let counts = count_by_name(&process.history("job").await);
+    assert_eq!((counts["ActivityFailed"], counts["OrchestrationFailed"]), (1, 1));
+    process.idle().await;
+    process.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -233,7 +233,7 @@ async fn a_release_that_knows_the_handler_takes_over_from_one_that_does_not() {
         ..RuntimeOptions::default()
     };
     let empty = OrchestrationRegistry::builder().build();
-    let old = Scene::with(options, no_activities(), empty).await;
+    let old = Process::with(options, no_activities(), empty).await;
     old.start("job", "New", "x").await;
     eventually("the old release has tried", || async {
         old.client.get_queue_depths().await.unwrap().orchestrator_queue == 1
@@ -248,16 +248,16 @@ async fn a_release_that_knows_the_handler_takes_over_from_one_that_does_not() {
             ctx.schedule_activity("NewToo", input).await
         })
         .build();
-    let new = Scene::on(&old.account, RuntimeOptions::default(), activities, orchestrations).await;
+    let new = Process::on(&old.account, RuntimeOptions::default(), activities, orchestrations).await;
     old.stop().await;
 
     assert_eq!(new.output("job").await, "x");
-    assert_eq!(new.story("job").await.len(), 4);
+    assert_eq!(new.event_names("job").await.len(), 4);
     new.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn code_that_changed_under_a_running_execution_is_found_out() {
+async fn nondeterministic_code_of_a_running_execution_is_detected() {
     let activities = || {
         ActivityRegistry::builder()
             .register("A", |_: ActivityContext, input: String| async move { Ok(input) })
@@ -276,21 +276,21 @@ async fn code_that_changed_under_a_running_execution_is_found_out() {
             Ok(ctx.schedule_wait("Go on").await)
         })
         .build();
-    let scene = Scene::new(activities(), before).await;
-    scene.start("job", "Job", "").await;
+    let process = Process::new(activities(), before).await;
+    process.start("job", "Job", "").await;
     eventually("it waits", || async {
-        scene.client.read_execution_history("job", 1).await.is_ok_and(|history| history.len() == 4)
+        process.client.read_execution_history("job", 1).await.is_ok_and(|history| history.len() == 4)
     })
     .await;
-    let account = scene.stop().await;
+    let account = process.stop().await;
 
-    let scene = Scene::on(&account, RuntimeOptions::default(), activities(), after).await;
-    scene.client.raise_event("job", "Go on", "").await.unwrap();
+    let process = Process::on(&account, RuntimeOptions::default(), activities(), after).await;
+    process.client.raise_event("job", "Go on", "").await.unwrap();
 
-    let failure = scene.failure("job").await;
+    let failure = process.failure("job").await;
     let nondeterminism = ConfigErrorKind::Nondeterminism;
     assert!(matches!(&failure, ErrorDetails::Configuration { kind, .. } if *kind == nondeterminism), "{failure:?}");
-    let history = scene.history("job").await;
+    let history = process.history("job").await;
     assert!(matches!(&history[1].kind, EventKind::ActivityScheduled { name, .. } if name == "A"), "{history:?}");
-    scene.stop().await;
+    process.stop().await;
 }

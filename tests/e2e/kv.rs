@@ -1,6 +1,6 @@
-//! Values that an instance keeps.
+//! Key-value pairs of an instance.
 
-use crate::scene::{census, eventually, Scene};
+use crate::fixture::process::{count_by_name, eventually, Process};
 use duroxide::{
     runtime::{registry::ActivityRegistry, OrchestrationRegistry},
     ActivityContext, OrchestrationContext,
@@ -16,7 +16,7 @@ fn map(pairs: &[(&str, &str)]) -> HashMap<String, String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn values_are_set_read_and_cleared_and_clients_follow() {
+async fn values_are_set_read_and_cleared_and_clients_see_each_change() {
     let orchestrations = OrchestrationRegistry::builder()
         .register("Keeper", |ctx: OrchestrationContext, _: String| async move {
             ctx.set_kv_value("colour", "red");
@@ -35,32 +35,32 @@ async fn values_are_set_read_and_cleared_and_clients_follow() {
             Ok(format!("{mine:?} {left} {}", ctx.get_kv_length()))
         })
         .build();
-    let scene = Scene::new(echo(), orchestrations).await;
-    scene.start("keeper", "Keeper", "").await;
-    let values = || async { scene.client.get_kv_all_values("keeper").await.unwrap() };
+    let process = Process::new(echo(), orchestrations).await;
+    process.start("keeper", "Keeper", "").await;
+    let values = || async { process.client.get_kv_all_values("keeper").await.unwrap() };
 
-    assert_eq!(scene.client.wait_for_kv_value("keeper", "colour", crate::scene::PATIENCE).await.unwrap(), "blue");
+    assert_eq!(process.client.wait_for_kv_value("keeper", "colour", crate::fixture::PATIENCE).await.unwrap(), "blue");
     assert_eq!(values().await, map(&[("colour", "blue"), ("size/width?", "7")]));
-    scene.client.raise_event("keeper", "Clear one", "").await.unwrap();
+    process.client.raise_event("keeper", "Clear one", "").await.unwrap();
     eventually("one is cleared", || async { values().await == map(&[("size/width?", "7")]) }).await;
-    scene.client.raise_event("keeper", "Clear all", "").await.unwrap();
+    process.client.raise_event("keeper", "Clear all", "").await.unwrap();
     eventually("all are cleared", || async { values().await.is_empty() }).await;
-    assert_eq!(scene.client.get_kv_value("keeper", "size/width?").await.unwrap(), None);
-    scene.client.raise_event("keeper", "Set again", "").await.unwrap();
+    assert_eq!(process.client.get_kv_value("keeper", "size/width?").await.unwrap(), None);
+    process.client.raise_event("keeper", "Set again", "").await.unwrap();
 
-    assert_eq!(scene.output("keeper").await, "Some(\"blue\") size/width? 1");
-    let done: Option<(bool, u8)> = scene.client.get_kv_value_typed("keeper", "done").await.unwrap();
+    assert_eq!(process.output("keeper").await, "Some(\"blue\") size/width? 1");
+    let done: Option<(bool, u8)> = process.client.get_kv_value_typed("keeper", "done").await.unwrap();
     assert_eq!(done, Some((true, 3)));
-    assert_eq!(scene.client.get_kv_value("nobody", "done").await.unwrap(), None);
-    let census = census(&scene.history("keeper").await);
-    assert_eq!((census["KeyValueSet"], census["KeyValueCleared"], census["KeyValuesCleared"]), (5, 1, 1));
-    let stats = scene.client.get_orchestration_stats("keeper").await.unwrap().unwrap();
+    assert_eq!(process.client.get_kv_value("nobody", "done").await.unwrap(), None);
+    let counts = count_by_name(&process.history("keeper").await);
+    assert_eq!((counts["KeyValueSet"], counts["KeyValueCleared"], counts["KeyValuesCleared"]), (5, 1, 1));
+    let stats = process.client.get_orchestration_stats("keeper").await.unwrap().unwrap();
     assert_eq!(stats.kv_user_key_count, 1);
-    scene.stop().await;
+    process.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn values_go_on_into_the_executions_that_follow() {
+async fn values_are_passed_on_to_later_executions() {
     let orchestrations = OrchestrationRegistry::builder()
         .register("Counter", |ctx: OrchestrationContext, input: String| async move {
             let round: u32 = input.parse().map_err(|e| format!("{e}"))?;
@@ -73,7 +73,7 @@ async fn values_go_on_into_the_executions_that_follow() {
             }
             ctx.set_kv_value_typed("count", &(before + 1));
             ctx.set_kv_value(format!("round {round}"), "done");
-            // Another turn: what this execution wrote is not to be counted twice.
+            // This is another turn: the writes of this execution must not be counted twice.
             ctx.schedule_activity("Echo", "").await?;
             if round < 4 {
                 return ctx.continue_as_new((round + 1).to_string()).await;
@@ -83,20 +83,20 @@ async fn values_go_on_into_the_executions_that_follow() {
             Ok(keys.join(","))
         })
         .build();
-    let scene = Scene::new(echo(), orchestrations).await;
+    let process = Process::new(echo(), orchestrations).await;
 
-    assert_eq!(scene.run("counter", "Counter", "0").await, "count,round 1,round 2,round 3,round 4");
+    assert_eq!(process.run("counter", "Counter", "0").await, "count,round 1,round 2,round 3,round 4");
 
     let expected = [("count", "5"), ("round 1", "done"), ("round 2", "done"), ("round 3", "done"), ("round 4", "done")];
-    assert_eq!(scene.client.get_kv_all_values("counter").await.unwrap(), map(&expected));
+    assert_eq!(process.client.get_kv_all_values("counter").await.unwrap(), map(&expected));
     for execution in 1..=5 {
-        assert_eq!(census(&scene.history_of("counter", execution).await)["KeyValueSet"], 2);
+        assert_eq!(count_by_name(&process.history_of("counter", execution).await)["KeyValueSet"], 2);
     }
-    scene.stop().await;
+    process.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_orchestration_reads_what_another_keeps() {
+async fn an_orchestration_reads_the_values_of_another_instance() {
     let orchestrations = OrchestrationRegistry::builder()
         .register("Source", |ctx: OrchestrationContext, input: String| async move {
             ctx.set_kv_value("answer", input);
@@ -108,15 +108,15 @@ async fn an_orchestration_reads_what_another_keeps() {
             Ok(format!("{there:?} {not_there:?}"))
         })
         .build();
-    let scene = Scene::new(echo(), orchestrations).await;
-    scene.start("source", "Source", "42").await;
-    scene.client.wait_for_kv_value("source", "answer", crate::scene::PATIENCE).await.unwrap();
+    let process = Process::new(echo(), orchestrations).await;
+    process.start("source", "Source", "42").await;
+    process.client.wait_for_kv_value("source", "answer", crate::fixture::PATIENCE).await.unwrap();
 
-    assert_eq!(scene.run("reader", "Reader", "").await, "Some(\"42\") None");
+    assert_eq!(process.run("reader", "Reader", "").await, "Some(\"42\") None");
 
-    scene.client.raise_event("source", "Stop", "").await.unwrap();
-    scene.output("source").await;
-    assert_eq!(scene.client.get_kv_value("source", "answer").await.unwrap().as_deref(), Some("42"));
-    scene.history("reader").await;
-    scene.stop().await;
+    process.client.raise_event("source", "Stop", "").await.unwrap();
+    process.output("source").await;
+    assert_eq!(process.client.get_kv_value("source", "answer").await.unwrap().as_deref(), Some("42"));
+    process.history("reader").await;
+    process.stop().await;
 }

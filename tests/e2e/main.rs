@@ -1,7 +1,10 @@
 //! The patterns that duroxide's guide describes, end to end: its `Runtime` and `Client` on a local account.
 //!
-//! Every test looks at what an orchestration returned and at what is stored of it: [`scene::Scene::history`] audits each
-//! history that it reads, so that an event which is there twice, or not at all, fails any test.
+//! Every test checks the output of an orchestration and its stored history. [`fixture::process::Process::history`]
+//! audits each history that it reads: a missing or repeated event fails any test.
+
+#[path = "../fixture/mod.rs"]
+mod fixture;
 
 mod admin;
 mod cancellation;
@@ -13,7 +16,6 @@ mod kv;
 mod races;
 mod restart;
 mod routing;
-mod scene;
 mod sequence;
 mod status;
 mod versions;

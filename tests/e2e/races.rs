@@ -1,13 +1,13 @@
-//! The first of several wins; what loses is cancelled.
+//! Races: the first of several tasks wins, and the losers are cancelled.
 
-use crate::scene::{census, eventually, Gate, Notebook, Scene};
+use crate::fixture::process::{count_by_name, eventually, Latch, Notebook, Process};
 use duroxide::{
     runtime::{registry::ActivityRegistry, OrchestrationRegistry},
     ActivityContext, Either2, Either3, EventKind, OrchestrationContext, RuntimeOptions,
 };
 use std::time::Duration;
 
-/// A lock that is renewed every second: a worker learns that soon that its activity was cancelled.
+/// A lock that is renewed every second, so that a worker soon learns that its activity was cancelled.
 fn quick_renewal() -> RuntimeOptions {
     RuntimeOptions { worker_lock_timeout: Duration::from_secs(2), ..RuntimeOptions::default() }
 }
@@ -36,27 +36,27 @@ async fn an_activity_that_lost_while_it_ran_is_told_to_stop() {
             }
         })
         .build();
-    let scene = Scene::with(quick_renewal(), activities, orchestrations).await;
-    scene.start("race", "Race", "").await;
+    let process = Process::with(quick_renewal(), activities, orchestrations).await;
+    process.start("race", "Race", "").await;
     notes.has("begun").await;
 
-    scene.client.raise_event("race", "Enough", "bored").await.unwrap();
+    process.client.raise_event("race", "Enough", "bored").await.unwrap();
 
-    assert_eq!(scene.output("race").await, "bored");
+    assert_eq!(process.output("race").await, "bored");
     notes.has("told to stop").await;
-    let census = census(&scene.history("race").await);
-    assert_eq!(census["ActivityCancelRequested"], 1);
-    assert!(!census.contains_key("ActivityCompleted") && !census.contains_key("ActivityFailed"), "{census:?}");
-    scene.quiet().await;
+    let counts = count_by_name(&process.history("race").await);
+    assert_eq!(counts["ActivityCancelRequested"], 1);
+    assert!(!counts.contains_key("ActivityCompleted") && !counts.contains_key("ActivityFailed"), "{counts:?}");
+    process.idle().await;
     assert_eq!(notes.lines(), ["begun", "told to stop"], "it is not run again");
-    scene.stop().await;
+    process.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_activity_that_lost_before_it_ran_never_runs() {
     let orchestrations = OrchestrationRegistry::builder()
         .register("Race", |ctx: OrchestrationContext, _: String| async move {
-            // Nobody serves the tag.
+            // No worker serves this tag.
             let render = ctx.schedule_activity("Render", "").with_tag("gpu");
             match ctx.select2(render, ctx.schedule_timer(Duration::from_millis(100))).await {
                 Either2::First(output) => output,
@@ -64,15 +64,15 @@ async fn an_activity_that_lost_before_it_ran_never_runs() {
             }
         })
         .build();
-    let scene = Scene::new(ActivityRegistry::builder().build(), orchestrations).await;
+    let process = Process::new(ActivityRegistry::builder().build(), orchestrations).await;
 
-    assert_eq!(scene.run("race", "Race", "").await, "no worker");
+    assert_eq!(process.run("race", "Race", "").await, "no worker");
 
-    let history = scene.history("race").await;
+    let history = process.history("race").await;
     let cancelled = history.iter().find(|e| matches!(e.kind, EventKind::ActivityCancelRequested { .. })).unwrap();
     assert_eq!(cancelled.source_event_id, Some(2));
-    assert_eq!(scene.client.get_queue_depths().await.unwrap().worker_queue, 0, "it went with the turn");
-    scene.stop().await;
+    assert_eq!(process.client.get_queue_depths().await.unwrap().worker_queue, 0, "it went with the turn");
+    process.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -90,28 +90,28 @@ async fn the_first_of_three_wins_and_a_losing_child_is_cancelled() {
             })
         })
         .build();
-    let scene = Scene::new(ActivityRegistry::builder().build(), orchestrations).await;
-    scene.start("race", "Race", "").await;
+    let process = Process::new(ActivityRegistry::builder().build(), orchestrations).await;
+    process.start("race", "Race", "").await;
     eventually("the child waits", || async {
-        scene.client.read_execution_history("child", 1).await.is_ok_and(|history| history.len() == 2)
+        process.client.read_execution_history("child", 1).await.is_ok_and(|history| history.len() == 2)
     })
     .await;
 
-    scene.client.raise_event("race", "Go", "now").await.unwrap();
+    process.client.raise_event("race", "Go", "now").await.unwrap();
 
-    assert_eq!(scene.output("race").await, "event now");
-    let failure = scene.failure("child").await;
+    assert_eq!(process.output("race").await, "event now");
+    let failure = process.failure("child").await;
     assert!(failure.display_message().starts_with("canceled"), "{failure:?}");
-    let race = census(&scene.history("race").await);
+    let race = count_by_name(&process.history("race").await);
     assert_eq!((race["SubOrchestrationCancelRequested"], race.get("SubOrchestrationFailed")), (1, None));
-    let child = census(&scene.history("child").await);
+    let child = count_by_name(&process.history("child").await);
     assert_eq!((child["OrchestrationCancelRequested"], child["OrchestrationFailed"]), (1, 1));
-    scene.stop().await;
+    process.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_race_goes_on_with_the_winner_after_the_loser_answers_late() {
-    let (gate, notes) = (Gate::closed(), Notebook::default());
+async fn a_race_continues_with_the_winner_after_a_late_answer_of_the_loser() {
+    let (gate, notes) = (Latch::closed(), Notebook::default());
     let (held, said) = (gate.clone(), notes.clone());
     let activities = ActivityRegistry::builder()
         .register("Fast", |_: ActivityContext, _: String| async move { Ok("fast".to_owned()) })
@@ -135,23 +135,23 @@ async fn a_race_goes_on_with_the_winner_after_the_loser_answers_late() {
             Ok(format!("{winner} {}", ctx.schedule_wait("Slow has ended").await))
         })
         .build();
-    let scene = Scene::new(activities, orchestrations).await;
-    scene.start("race", "Race", "").await;
+    let process = Process::new(activities, orchestrations).await;
+    process.start("race", "Race", "").await;
     notes.has("slow begins").await;
-    scene.client.raise_event("race", "Slow has begun", "").await.unwrap();
+    process.client.raise_event("race", "Slow has begun", "").await.unwrap();
     eventually("the loser is cancelled", || async {
-        let history = scene.client.read_execution_history("race", 1).await.unwrap();
-        census(&history).contains_key("ActivityCancelRequested")
+        let history = process.client.read_execution_history("race", 1).await.unwrap();
+        count_by_name(&history).contains_key("ActivityCancelRequested")
     })
     .await;
 
     gate.open();
     notes.has("slow ends").await;
-    scene.client.raise_event("race", "Slow has ended", "and done").await.unwrap();
+    process.client.raise_event("race", "Slow has ended", "and done").await.unwrap();
 
-    assert_eq!(scene.output("race").await, "fast and done");
-    let census = census(&scene.history("race").await);
-    assert_eq!((census["ActivityScheduled"], census["ActivityCompleted"]), (2, 1));
+    assert_eq!(process.output("race").await, "fast and done");
+    let counts = count_by_name(&process.history("race").await);
+    assert_eq!((counts["ActivityScheduled"], counts["ActivityCompleted"]), (2, 1));
     assert_eq!(notes.lines(), ["slow begins", "slow ends"]);
-    scene.stop().await;
+    process.stop().await;
 }

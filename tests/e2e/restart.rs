@@ -1,6 +1,6 @@
-//! Processes that end and begin, and several at a time.
+//! Restarts, and several processes at a time.
 
-use crate::scene::{census, eventually, Gate, Notebook, Scene};
+use crate::fixture::process::{count_by_name, eventually, Latch, Notebook, Process};
 use duroxide::{
     runtime::{registry::ActivityRegistry, OrchestrationRegistry},
     ActivityContext, OrchestrationContext, RuntimeOptions,
@@ -9,7 +9,7 @@ use duroxide_cosmos_emulator::LocalAccount;
 use std::time::Duration;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_waits_goes_on_in_the_next_process() {
+async fn waiting_orchestrations_continue_in_the_next_process() {
     let notes = Notebook::default();
     let activities = || {
         let notes = notes.clone();
@@ -40,36 +40,36 @@ async fn what_waits_goes_on_in_the_next_process() {
             })
             .build()
     };
-    let first = Scene::new(activities(), orchestrations()).await;
+    let first = Process::new(activities(), orchestrations()).await;
     first.start("job", "Job", "").await;
     first.client.enqueue_event("job", "inbox", "hello").await.unwrap();
     eventually("both wait", || async {
         let child = first.client.read_execution_history("child", 1).await.unwrap_or_default();
         let job = first.client.read_execution_history("job", 1).await.unwrap_or_default();
-        child.len() == 2 && census(&job).contains_key("ExternalEventPersistent")
+        child.len() == 2 && count_by_name(&job).contains_key("ExternalEventPersistent")
     })
     .await;
     let account = first.stop().await;
 
-    let second = Scene::on(&account, RuntimeOptions::default(), activities(), orchestrations()).await;
+    let second = Process::on(&account, RuntimeOptions::default(), activities(), orchestrations()).await;
     second.client.raise_event("child", "Go on", "child").await.unwrap();
 
     assert_eq!(second.output("job").await, "one hello child");
     assert_eq!(notes.lines(), ["before", "after"], "nothing is done twice");
-    let census = census(&second.history("job").await);
+    let counts = count_by_name(&second.history("job").await);
     let once = ["TimerCreated", "TimerFired", "SubOrchestrationScheduled", "SubOrchestrationCompleted", "KeyValueSet"];
     for name in once {
-        assert_eq!(census[name], 1, "{name}");
+        assert_eq!(counts[name], 1, "{name}");
     }
-    assert_eq!(second.story("child").await.len(), 4);
-    second.quiet().await;
+    assert_eq!(second.event_names("child").await.len(), 4);
+    second.idle().await;
     second.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_activity_that_died_with_its_process_runs_again_in_another() {
     let notes = Notebook::default();
-    let gate = Gate::closed();
+    let gate = Latch::closed();
     let activities = |process: &'static str| {
         let (notes, gate) = (notes.clone(), gate.clone());
         ActivityRegistry::builder()
@@ -93,22 +93,22 @@ async fn an_activity_that_died_with_its_process_runs_again_in_another() {
             .build()
     };
     let options = RuntimeOptions { worker_lock_timeout: Duration::from_secs(1), ..RuntimeOptions::default() };
-    let first = Scene::with(options, activities("first"), orchestrations()).await;
+    let first = Process::with(options, activities("first"), orchestrations()).await;
     first.start("job", "Job", "").await;
     notes.has("done in first").await;
-    // As a process that is killed: nothing is handed back.
+    // As when the process is killed: it releases no lock.
     first.runtime.clone().shutdown(Some(0)).await;
 
-    let second = Scene::on(&first.account, RuntimeOptions::default(), activities("second"), orchestrations()).await;
+    let second = Process::on(&first.account, RuntimeOptions::default(), activities("second"), orchestrations()).await;
 
     assert_eq!(second.output("job").await, "done in second");
     assert_eq!(notes.lines(), ["done in first", "done in second"]);
-    assert_eq!(second.story("job").await.len(), 4);
+    assert_eq!(second.event_names("job").await.len(), 4);
     second.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_backlog_of_a_process_that_never_ran_it_is_done_by_the_next() {
+async fn the_backlog_of_a_client_process_is_run_by_the_next_process() {
     let activities = || {
         ActivityRegistry::builder()
             .register("Step", |_: ActivityContext, input: String| async move { Ok(input) })
@@ -121,9 +121,9 @@ async fn a_backlog_of_a_process_that_never_ran_it_is_done_by_the_next() {
             })
             .build()
     };
-    // A client without a runtime, in a process that is gone when the work begins.
+    // A client without a runtime, in a process that ends before the work begins.
     let account = LocalAccount::builder().with_partitions(4).build();
-    let provider = crate::scene::provider_on(&account).await;
+    let provider = crate::fixture::process::provider_on(&account).await;
     let client = duroxide::Client::new(provider.clone());
     for n in 0..20 {
         client.start_orchestration(format!("job-{n}"), "Job", n.to_string()).await.unwrap();
@@ -132,14 +132,14 @@ async fn a_backlog_of_a_process_that_never_ran_it_is_done_by_the_next() {
     provider.shutdown().await;
     drop(provider);
 
-    let scene = Scene::on(&account, RuntimeOptions::default(), activities(), orchestrations()).await;
+    let process = Process::on(&account, RuntimeOptions::default(), activities(), orchestrations()).await;
 
     for n in 0..20 {
         let instance = format!("job-{n}");
-        assert_eq!(scene.output(&instance).await, n.to_string());
-        assert_eq!(scene.story(&instance).await.len(), 4);
+        assert_eq!(process.output(&instance).await, n.to_string());
+        assert_eq!(process.event_names(&instance).await.len(), 4);
     }
-    scene.stop().await;
+    process.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -169,8 +169,8 @@ async fn two_processes_share_the_work_and_do_none_of_it_twice() {
     };
     let account = LocalAccount::builder().with_partitions(4).build();
     let options = RuntimeOptions::default;
-    let one = Scene::on(&account, options(), activities("one"), orchestrations()).await;
-    let two = Scene::on(&account, options(), activities("two"), orchestrations()).await;
+    let one = Process::on(&account, options(), activities("one"), orchestrations()).await;
+    let two = Process::on(&account, options(), activities("two"), orchestrations()).await;
 
     for n in 0..12 {
         let starter = if n % 2 == 0 { &one } else { &two };
@@ -179,24 +179,24 @@ async fn two_processes_share_the_work_and_do_none_of_it_twice() {
 
     for n in 0..12 {
         let instance = format!("job-{n}");
-        // Each is watched from the process that did not start it.
+        // The process that did not start the instance waits for it.
         let watcher = if n % 2 == 0 { &two } else { &one };
         assert_eq!(watcher.output(&instance).await, n.to_string());
-        let census = census(&watcher.history(&instance).await);
-        assert_eq!((census["ActivityScheduled"], census["ActivityCompleted"]), (2, 2));
-        assert_eq!(census["SubOrchestrationCompleted"], 1);
+        let counts = count_by_name(&watcher.history(&instance).await);
+        assert_eq!((counts["ActivityScheduled"], counts["ActivityCompleted"]), (2, 2));
+        assert_eq!(counts["SubOrchestrationCompleted"], 1);
     }
     let mut done = notes.sorted();
     assert_eq!(done.len(), 12 * 3);
     done.dedup();
     assert_eq!(done.len(), 12 * 3, "no activity ran twice");
-    one.quiet().await;
+    one.idle().await;
     one.stop().await;
     two.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_that_goes_leaves_its_share_to_the_other() {
+async fn the_remaining_process_takes_over_the_work_of_one_that_leaves() {
     let activities = || {
         ActivityRegistry::builder()
             .register("Step", |_: ActivityContext, input: String| async move {
@@ -221,8 +221,8 @@ async fn a_process_that_goes_leaves_its_share_to_the_other() {
         worker_lock_timeout: Duration::from_secs(1),
         ..RuntimeOptions::default()
     };
-    let leaving = Scene::on(&account, options(), activities(), orchestrations()).await;
-    let staying = Scene::on(&account, options(), activities(), orchestrations()).await;
+    let leaving = Process::on(&account, options(), activities(), orchestrations()).await;
+    let staying = Process::on(&account, options(), activities(), orchestrations()).await;
     for n in 0..8 {
         leaving.start(&format!("job-{n}"), "Job", &n.to_string()).await;
     }
@@ -233,8 +233,8 @@ async fn a_process_that_goes_leaves_its_share_to_the_other() {
     for n in 0..8 {
         let instance = format!("job-{n}");
         assert_eq!(staying.output(&instance).await, n.to_string());
-        assert_eq!(staying.story(&instance).await.len(), 10);
+        assert_eq!(staying.event_names(&instance).await.len(), 10);
     }
-    staying.quiet().await;
+    staying.idle().await;
     staying.stop().await;
 }

@@ -1,6 +1,6 @@
-//! Which worker runs an activity: tags and sessions.
+//! Routing of activities by tags and sessions.
 
-use crate::scene::{Notebook, Scene};
+use crate::fixture::process::{Notebook, Process};
 use duroxide::{
     runtime::{registry::ActivityRegistry, OrchestrationRegistry},
     ActivityContext, EventKind, OrchestrationContext, RuntimeOptions, TagFilter,
@@ -8,7 +8,7 @@ use duroxide::{
 use duroxide_cosmos_emulator::LocalAccount;
 use std::time::Duration;
 
-/// Activities that say which process ran them.
+/// Activities that record which process ran them.
 fn activities(process: &'static str, notes: &Notebook) -> ActivityRegistry {
     let notes = notes.clone();
     ActivityRegistry::builder()
@@ -36,8 +36,8 @@ async fn an_activity_runs_where_its_tag_is_served() {
     let account = LocalAccount::builder().with_partitions(4).build();
     let plain = RuntimeOptions { worker_tag_filter: TagFilter::DefaultOnly, ..RuntimeOptions::default() };
     let gpu = RuntimeOptions { worker_tag_filter: TagFilter::tags(["gpu"]), ..RuntimeOptions::default() };
-    let cpu = Scene::on(&account, plain, activities("cpu", &notes), orchestrations()).await;
-    let gpu = Scene::on(&account, gpu, activities("gpu", &notes), orchestrations()).await;
+    let cpu = Process::on(&account, plain, activities("cpu", &notes), orchestrations()).await;
+    let gpu = Process::on(&account, gpu, activities("gpu", &notes), orchestrations()).await;
 
     let output = cpu.run("render", "Render", "").await;
 
@@ -65,19 +65,19 @@ async fn an_activity_waits_for_a_worker_that_serves_its_tag() {
             .build()
     };
     let notes = Notebook::default();
-    let cpu = Scene::new(activities("cpu", &notes), orchestrations()).await;
+    let cpu = Process::new(activities("cpu", &notes), orchestrations()).await;
     cpu.start("render", "Render", "").await;
 
-    // What nobody serves does not hold up what somebody does.
+    // Activities with an unserved tag do not delay the others.
     for n in 0..5 {
         assert_eq!(cpu.run(&format!("plain-{n}"), "Plain", "").await, "cpu/none");
     }
     assert_eq!(cpu.client.get_queue_depths().await.unwrap().worker_queue, 1);
     let options = RuntimeOptions { worker_tag_filter: TagFilter::default_and(["gpu"]), ..RuntimeOptions::default() };
-    let gpu = Scene::on(&cpu.account, options, activities("gpu", &notes), orchestrations()).await;
+    let gpu = Process::on(&cpu.account, options, activities("gpu", &notes), orchestrations()).await;
 
     assert_eq!(cpu.output("render").await, "gpu/gpu");
-    assert_eq!(cpu.story("render").await.len(), 4);
+    assert_eq!(cpu.event_names("render").await.len(), 4);
     cpu.stop().await;
     gpu.stop().await;
 }
@@ -105,8 +105,8 @@ async fn a_session_stays_with_the_process_that_took_it() {
     let notes = Notebook::default();
     let orchestrations = || OrchestrationRegistry::builder().register("Talk", conversation).build();
     let account = LocalAccount::builder().with_partitions(4).build();
-    let one = Scene::on(&account, node("one"), activities("one", &notes), orchestrations()).await;
-    let two = Scene::on(&account, node("two"), activities("two", &notes), orchestrations()).await;
+    let one = Process::on(&account, node("one"), activities("one", &notes), orchestrations()).await;
+    let two = Process::on(&account, node("two"), activities("two", &notes), orchestrations()).await;
 
     // Three instances share a session, three have one of their own.
     let talks = [("a", "shared"), ("b", "shared"), ("c", "shared"), ("d", "d/?#"), ("e", "e"), ("f", "f")];
@@ -148,12 +148,12 @@ async fn a_session_moves_when_its_owner_is_gone() {
     };
     // The owner's lock outlives it by two seconds at most.
     let options = RuntimeOptions { session_lock_timeout: Duration::from_secs(2), ..node("one") };
-    let one = Scene::with(options, activities("one", &notes), orchestrations()).await;
+    let one = Process::with(options, activities("one", &notes), orchestrations()).await;
     one.start("talk", "Talk", "").await;
     one.recorded("talk", 1, "ExternalSubscribed").await;
     let account = one.stop().await;
 
-    let two = Scene::on(&account, node("two"), activities("two", &notes), orchestrations()).await;
+    let two = Process::on(&account, node("two"), activities("two", &notes), orchestrations()).await;
     two.client.raise_event("talk", "Go on", "").await.unwrap();
 
     assert_eq!(two.output("talk").await, "one/none two/none");

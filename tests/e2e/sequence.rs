@@ -1,6 +1,6 @@
-//! One step after the other, and many at once.
+//! Sequences and fan-outs.
 
-use crate::scene::{census, Gate, Notebook, Scene};
+use crate::fixture::process::{count_by_name, Latch, Notebook, Process};
 use duroxide::{
     runtime::{registry::ActivityRegistry, OrchestrationRegistry},
     ActivityContext, EventKind, OrchestrationContext,
@@ -25,16 +25,16 @@ async fn steps_run_in_order_and_each_once() {
             ctx.schedule_activity("Step", second).await
         })
         .build();
-    let scene = Scene::new(activities, orchestrations).await;
+    let process = Process::new(activities, orchestrations).await;
 
-    assert_eq!(scene.run("chain", "Chain", "x").await, "x+++");
+    assert_eq!(process.run("chain", "Chain", "x").await, "x+++");
 
     assert_eq!(notes.lines(), ["x", "x+", "x++"]);
     let step = ["ActivityScheduled", "ActivityCompleted"];
     let steps = [&["OrchestrationStarted"], &step[..], &step, &step, &["OrchestrationCompleted"]].concat();
-    assert_eq!(scene.story("chain").await, steps);
-    scene.quiet().await;
-    scene.stop().await;
+    assert_eq!(process.event_names("chain").await, steps);
+    process.idle().await;
+    process.stop().await;
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -44,7 +44,7 @@ struct Basket {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn typed_values_come_through_as_they_are() {
+async fn typed_values_are_preserved() {
     let activities = ActivityRegistry::builder()
         .register_typed("Sum", |_: ActivityContext, basket: Basket| async move {
             Ok::<_, String>((basket.customer, basket.pence.iter().sum::<u64>()))
@@ -56,27 +56,28 @@ async fn typed_values_come_through_as_they_are() {
             Ok::<_, String>(Basket { customer, pence: vec![sum] })
         })
         .build();
-    let scene = Scene::new(activities, orchestrations).await;
-    // What JSON, a database and a JavaScript engine are known to trip over.
+    let process = Process::new(activities, orchestrations).await;
+    // Characters that are known to cause trouble in JSON, databases and JavaScript engines.
     let customer = "Zoë \u{1F6D2} \"quoted\" \\ / \u{0} \u{2028} end".to_owned();
     let basket = Basket { customer: customer.clone(), pence: vec![1, 9_007_199_254_740_993] };
 
-    scene.client.start_orchestration_typed("typed", "Checkout", basket).await.unwrap();
-    let output = scene.client.wait_for_orchestration_typed::<Basket>("typed", crate::scene::PATIENCE).await.unwrap();
+    process.client.start_orchestration_typed("typed", "Checkout", basket).await.unwrap();
+    let output =
+        process.client.wait_for_orchestration_typed::<Basket>("typed", crate::fixture::PATIENCE).await.unwrap();
 
     assert_eq!(output, Ok(Basket { customer, pence: vec![9_007_199_254_740_994] }));
-    scene.stop().await;
+    process.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fan_out_is_joined_in_the_order_in_which_it_was_scheduled() {
-    let gate = Gate::closed();
+    let gate = Latch::closed();
     let first = gate.clone();
     let activities = ActivityRegistry::builder()
         .register("Square", move |_: ActivityContext, input: String| {
             let gate = first.clone();
             async move {
-                // The first does not end before the last has begun.
+                // The first activity does not end before the last one has begun.
                 match input.as_str() {
                     "0" => gate.pass().await,
                     "9" => gate.open(),
@@ -94,16 +95,16 @@ async fn a_fan_out_is_joined_in_the_order_in_which_it_was_scheduled() {
             Ok(squares?.join(","))
         })
         .build();
-    let scene = Scene::new(activities, orchestrations).await;
+    let process = Process::new(activities, orchestrations).await;
 
-    assert_eq!(scene.run("squares", "Squares", "").await, "0,1,4,9,16,25,36,49,64,81");
+    assert_eq!(process.run("squares", "Squares", "").await, "0,1,4,9,16,25,36,49,64,81");
 
-    let history = scene.history("squares").await;
-    let census = census(&history);
-    assert_eq!((census["ActivityScheduled"], census["ActivityCompleted"]), (10, 10));
+    let history = process.history("squares").await;
+    let counts = count_by_name(&history);
+    assert_eq!((counts["ActivityScheduled"], counts["ActivityCompleted"]), (10, 10));
     let first = history.iter().find(|e| matches!(e.kind, EventKind::ActivityCompleted { .. })).unwrap();
     assert_ne!(first.source_event_id, Some(2), "the first to be scheduled is not the first to end");
-    scene.stop().await;
+    process.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -123,39 +124,39 @@ async fn a_fan_out_of_a_hundred_does_each_once() {
             Ok(all?.join(" "))
         })
         .build();
-    let scene = Scene::new(activities, orchestrations).await;
+    let process = Process::new(activities, orchestrations).await;
     let all: Vec<String> = (0..100).map(|n| format!("{n:03}")).collect();
 
-    assert_eq!(scene.run("wide", "Wide", "").await, all.join(" "));
+    assert_eq!(process.run("wide", "Wide", "").await, all.join(" "));
 
     assert_eq!(notes.sorted(), all);
-    let census = census(&scene.history("wide").await);
-    assert_eq!((census["ActivityScheduled"], census["ActivityCompleted"]), (100, 100));
-    scene.quiet().await;
-    scene.stop().await;
+    let counts = count_by_name(&process.history("wide").await);
+    assert_eq!((counts["ActivityScheduled"], counts["ActivityCompleted"]), (100, 100));
+    process.idle().await;
+    process.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_turn_larger_than_a_batch_is_taken_whole() {
+async fn a_turn_larger_than_a_batch_is_committed_as_a_whole() {
     let activities = ActivityRegistry::builder()
         .register("Length", |_: ActivityContext, input: String| async move { Ok(input.len().to_string()) })
         .build();
     let orchestrations = OrchestrationRegistry::builder()
         .register("Bulky", |ctx: OrchestrationContext, _: String| async move {
-            // More than 2 MB, and so more than a batch takes.
+            // The inputs exceed 2 MB, which is the limit of a batch.
             let all = (0..12).map(|_| ctx.schedule_activity("Length", "x".repeat(180_000))).collect();
             let all: Result<Vec<String>, String> = ctx.join(all).await.into_iter().collect();
             Ok(all?.iter().map(|n| n.parse::<u64>().unwrap()).sum::<u64>().to_string())
         })
         .build();
-    let scene = Scene::new(activities, orchestrations).await;
+    let process = Process::new(activities, orchestrations).await;
 
-    assert_eq!(scene.run("bulky", "Bulky", "").await, (12 * 180_000).to_string());
+    assert_eq!(process.run("bulky", "Bulky", "").await, (12 * 180_000).to_string());
 
-    let census = census(&scene.history("bulky").await);
-    assert_eq!((census["ActivityScheduled"], census["ActivityCompleted"]), (12, 12));
-    scene.quiet().await;
-    scene.stop().await;
+    let counts = count_by_name(&process.history("bulky").await);
+    assert_eq!((counts["ActivityScheduled"], counts["ActivityCompleted"]), (12, 12));
+    process.idle().await;
+    process.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -179,17 +180,17 @@ async fn failures_of_a_fan_out_stay_apart_from_its_successes() {
             Ok(format!("{}; {}", even.join(","), odd.join(",")))
         })
         .build();
-    let scene = Scene::new(activities, orchestrations).await;
+    let process = Process::new(activities, orchestrations).await;
 
-    assert_eq!(scene.run("sort", "Sort", "").await, "0,2,4; 1 is odd,3 is odd,5 is odd");
+    assert_eq!(process.run("sort", "Sort", "").await, "0,2,4; 1 is odd,3 is odd,5 is odd");
 
-    let census = census(&scene.history("sort").await);
-    assert_eq!((census["ActivityCompleted"], census["ActivityFailed"]), (3, 3));
-    scene.stop().await;
+    let counts = count_by_name(&process.history("sort").await);
+    assert_eq!((counts["ActivityCompleted"], counts["ActivityFailed"]), (3, 3));
+    process.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_saga_takes_back_what_it_did_before_the_step_that_failed() {
+async fn a_saga_compensates_the_steps_before_the_one_that_failed() {
     let notes = Notebook::default();
     let (reserved, released) = (notes.clone(), notes.clone());
     let activities = ActivityRegistry::builder()
@@ -215,18 +216,18 @@ async fn a_saga_takes_back_what_it_did_before_the_step_that_failed() {
             }
         })
         .build();
-    let scene = Scene::new(activities, orchestrations).await;
+    let process = Process::new(activities, orchestrations).await;
 
-    scene.start("order", "Order", "seat 7").await;
-    let failure = scene.failure("order").await;
+    process.start("order", "Order", "seat 7").await;
+    let failure = process.failure("order").await;
 
     assert_eq!(failure.display_message(), "not ordered: no funds");
     assert_eq!(failure.category(), "application");
     assert_eq!(notes.lines(), ["reserve seat 7", "release seat 7"]);
-    let story = scene.story("order").await;
-    assert_eq!(story[3..5], ["ActivityScheduled", "ActivityFailed"]);
-    assert_eq!(story.last().unwrap(), "OrchestrationFailed");
-    scene.stop().await;
+    let names = process.event_names("order").await;
+    assert_eq!(names[3..5], ["ActivityScheduled", "ActivityFailed"]);
+    assert_eq!(names.last().unwrap(), "OrchestrationFailed");
+    process.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -249,15 +250,15 @@ async fn a_guid_and_a_time_stay_the_same_in_every_replay() {
             }
         })
         .build();
-    let scene = Scene::new(activities, orchestrations).await;
+    let process = Process::new(activities, orchestrations).await;
 
-    assert_eq!(scene.run("calls", "Calls", "").await, "different");
+    assert_eq!(process.run("calls", "Calls", "").await, "different");
 
     let seen = seen.lines();
     assert!(seen.len() >= 3, "the orchestration was replayed: {seen:?}");
     assert_eq!(seen.iter().collect::<BTreeSet<_>>().len(), 1, "{seen:?}");
-    scene.history("calls").await;
-    scene.stop().await;
+    process.history("calls").await;
+    process.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -268,18 +269,18 @@ async fn a_timer_fires_once_and_not_before_its_time() {
             Ok("awake".to_owned())
         })
         .build();
-    let scene = Scene::new(ActivityRegistry::builder().build(), orchestrations).await;
+    let process = Process::new(ActivityRegistry::builder().build(), orchestrations).await;
 
-    assert_eq!(scene.run("nap", "Nap", "").await, "awake");
+    assert_eq!(process.run("nap", "Nap", "").await, "awake");
 
-    let history = scene.history("nap").await;
-    let story = ["OrchestrationStarted", "TimerCreated", "TimerFired", "OrchestrationCompleted"];
-    assert_eq!(crate::scene::names(&history), story);
+    let history = process.history("nap").await;
+    let names = ["OrchestrationStarted", "TimerCreated", "TimerFired", "OrchestrationCompleted"];
+    assert_eq!(crate::fixture::process::names(&history), names);
     let EventKind::TimerCreated { fire_at_ms } = history[1].kind else { panic!("{history:?}") };
-    // It is set before its event is made.
+    // The timer is set before its event is made.
     assert!(fire_at_ms >= history[0].timestamp_ms + 299, "{history:?}");
     assert!(history[2].timestamp_ms >= fire_at_ms, "{history:?}");
-    scene.stop().await;
+    process.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -291,11 +292,11 @@ async fn timers_of_one_turn_fire_each_at_its_time() {
             Ok(String::new())
         })
         .build();
-    let scene = Scene::new(ActivityRegistry::builder().build(), orchestrations).await;
+    let process = Process::new(ActivityRegistry::builder().build(), orchestrations).await;
 
-    scene.run("naps", "Naps", "").await;
+    process.run("naps", "Naps", "").await;
 
-    let history = scene.history("naps").await;
+    let history = process.history("naps").await;
     let mut fired = Vec::new();
     for event in &history {
         if let EventKind::TimerFired { fire_at_ms } = event.kind {
@@ -305,12 +306,12 @@ async fn timers_of_one_turn_fire_each_at_its_time() {
     }
     fired.sort_unstable();
     assert_eq!(fired, [2, 3, 4, 5]);
-    scene.stop().await;
+    process.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_detached_orchestration_runs_on_its_own() {
-    let gate = Gate::closed();
+    let gate = Latch::closed();
     let held = gate.clone();
     let activities = ActivityRegistry::builder()
         .register("Send", move |_: ActivityContext, input: String| {
@@ -332,20 +333,20 @@ async fn a_detached_orchestration_runs_on_its_own() {
             Ok("sold".to_owned())
         })
         .build();
-    let scene = Scene::new(activities, orchestrations).await;
+    let process = Process::new(activities, orchestrations).await;
 
-    assert_eq!(scene.run("sale", "Sale", "").await, "sold");
-    let story = scene.story("sale").await;
+    assert_eq!(process.run("sale", "Sale", "").await, "sold");
+    let names = process.event_names("sale").await;
     let chained = "OrchestrationChained";
-    assert_eq!(story, ["OrchestrationStarted", chained, chained, chained, "OrchestrationCompleted"]);
+    assert_eq!(names, ["OrchestrationStarted", chained, chained, chained, "OrchestrationCompleted"]);
     gate.open();
 
     for n in 0..3 {
         let mail = format!("mail/{n}?#");
-        assert_eq!(scene.output(&mail).await, format!("sent {n}"));
-        assert_eq!(scene.story(&mail).await.len(), 4);
-        assert_eq!(scene.client.get_instance_info(&mail).await.unwrap().parent_instance_id, None);
+        assert_eq!(process.output(&mail).await, format!("sent {n}"));
+        assert_eq!(process.event_names(&mail).await.len(), 4);
+        assert_eq!(process.client.get_instance_info(&mail).await.unwrap().parent_instance_id, None);
     }
-    assert_eq!(scene.story("sale").await.len(), 5, "nothing comes back to the starter");
-    scene.stop().await;
+    assert_eq!(process.event_names("sale").await.len(), 5, "nothing comes back to the starter");
+    process.stop().await;
 }

@@ -1,13 +1,16 @@
-//! Custom status, and those who watch it.
+//! Custom status and clients that wait for its changes.
 
-use crate::scene::{census, Scene, PATIENCE};
+use crate::fixture::{
+    process::{count_by_name, Process},
+    PATIENCE,
+};
 use duroxide::{
     runtime::{registry::ActivityRegistry, OrchestrationRegistry},
     Client, OrchestrationContext, OrchestrationStatus,
 };
 use std::time::Duration;
 
-/// What a watcher sees next: the status and its version.
+/// Waits for the next status change. Returns the status and its version.
 async fn next(client: &Client, instance: &str, seen: u64) -> (Option<String>, u64) {
     match client.wait_for_status_change(instance, seen, Duration::from_millis(10), PATIENCE).await.unwrap() {
         OrchestrationStatus::Running { custom_status, custom_status_version }
@@ -32,24 +35,24 @@ async fn a_watcher_sees_each_status_that_it_waits_for() {
             Ok(format!("{:?}", ctx.get_custom_status()))
         })
         .build();
-    let scene = Scene::new(ActivityRegistry::builder().build(), orchestrations).await;
-    scene.start("worker", "Worker", "").await;
-    let go_on = || async { scene.client.raise_event("worker", "Go on", "").await.unwrap() };
+    let process = Process::new(ActivityRegistry::builder().build(), orchestrations).await;
+    process.start("worker", "Worker", "").await;
+    let go_on = || async { process.client.raise_event("worker", "Go on", "").await.unwrap() };
 
-    let (one, v1) = next(&scene.client, "worker", 0).await;
+    let (one, v1) = next(&process.client, "worker", 0).await;
     assert_eq!(one.as_deref(), Some("one"));
     go_on().await;
-    let (two, v2) = next(&scene.client, "worker", v1).await;
+    let (two, v2) = next(&process.client, "worker", v1).await;
     assert_eq!(two.as_deref(), Some("two"));
     go_on().await;
-    let (three, v3) = next(&scene.client, "worker", v2).await;
+    let (three, v3) = next(&process.client, "worker", v2).await;
     assert_eq!(three, None);
     assert!(v1 < v2 && v2 < v3);
     go_on().await;
 
-    assert_eq!(scene.output("worker").await, "None");
-    assert_eq!(census(&scene.history("worker").await)["CustomStatusUpdated"], 4);
-    scene.stop().await;
+    assert_eq!(process.output("worker").await, "None");
+    assert_eq!(count_by_name(&process.history("worker").await)["CustomStatusUpdated"], 4);
+    process.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -64,39 +67,39 @@ async fn a_status_outlives_its_execution_and_its_instance_s_end() {
             Ok(ctx.get_custom_status().unwrap_or_default())
         })
         .build();
-    let scene = Scene::new(ActivityRegistry::builder().build(), orchestrations).await;
-    scene.start("worker", "Worker", "first").await;
+    let process = Process::new(ActivityRegistry::builder().build(), orchestrations).await;
+    process.start("worker", "Worker", "first").await;
 
-    let (status, version) = next(&scene.client, "worker", 0).await;
+    let (status, version) = next(&process.client, "worker", 0).await;
     assert_eq!(status.as_deref(), Some("from the first execution"));
-    scene.recorded("worker", 2, "ExternalSubscribed").await;
-    scene.client.raise_event("worker", "Finish", "").await.unwrap();
+    process.recorded("worker", 2, "ExternalSubscribed").await;
+    process.client.raise_event("worker", "Finish", "").await.unwrap();
 
-    assert_eq!(scene.output("worker").await, "from the first execution");
-    match scene.client.get_orchestration_status("worker").await.unwrap() {
+    assert_eq!(process.output("worker").await, "from the first execution");
+    match process.client.get_orchestration_status("worker").await.unwrap() {
         OrchestrationStatus::Completed { custom_status, custom_status_version, .. } => {
             assert_eq!(custom_status.as_deref(), Some("from the first execution"));
             assert!(custom_status_version >= version);
         }
         other => panic!("{other:?}"),
     }
-    scene.stop().await;
+    process.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_watcher_is_told_of_an_end_without_a_status() {
+async fn a_watcher_learns_of_an_end_without_a_status() {
     let orchestrations = OrchestrationRegistry::builder()
         .register("Silent", |ctx: OrchestrationContext, _: String| async move {
             ctx.schedule_timer(Duration::from_millis(50)).await;
             Ok("done".to_owned())
         })
         .build();
-    let scene = Scene::new(ActivityRegistry::builder().build(), orchestrations).await;
-    assert_eq!(scene.client.get_orchestration_status("silent").await.unwrap(), OrchestrationStatus::NotFound);
-    scene.start("silent", "Silent", "").await;
+    let process = Process::new(ActivityRegistry::builder().build(), orchestrations).await;
+    assert_eq!(process.client.get_orchestration_status("silent").await.unwrap(), OrchestrationStatus::NotFound);
+    process.start("silent", "Silent", "").await;
 
-    assert_eq!(next(&scene.client, "silent", 0).await.0, None);
+    assert_eq!(next(&process.client, "silent", 0).await.0, None);
 
-    assert_eq!(scene.output("silent").await, "done");
-    scene.stop().await;
+    assert_eq!(process.output("silent").await, "done");
+    process.stop().await;
 }

@@ -1,6 +1,6 @@
-//! Versions of an orchestration side by side.
+//! Several versions of an orchestration at a time.
 
-use crate::scene::{Gate, Notebook, Scene};
+use crate::fixture::process::{Latch, Notebook, Process};
 use duroxide::{
     runtime::{registry::ActivityRegistry, OrchestrationRegistry},
     ActivityContext, EventKind, OrchestrationContext, RuntimeOptions,
@@ -26,25 +26,25 @@ async fn a_start_takes_the_latest_version_unless_it_names_one() {
             Ok(format!("{latest} {named}"))
         })
         .build();
-    let scene = Scene::new(no_activities(), orchestrations).await;
+    let process = Process::new(no_activities(), orchestrations).await;
 
-    assert_eq!(scene.run("latest", "Answer", "").await, "1.10.0");
-    scene.client.start_orchestration_versioned("named", "Answer", "1.0.0", "").await.unwrap();
-    assert_eq!(scene.output("named").await, "1.0.0");
-    assert_eq!(scene.run("parent", "Parent", "").await, "1.10.0 1.9.0");
+    assert_eq!(process.run("latest", "Answer", "").await, "1.10.0");
+    process.client.start_orchestration_versioned("named", "Answer", "1.0.0", "").await.unwrap();
+    assert_eq!(process.output("named").await, "1.0.0");
+    assert_eq!(process.run("parent", "Parent", "").await, "1.10.0 1.9.0");
 
     for (instance, version) in [("latest", "1.10.0"), ("named", "1.0.0"), ("parent::sub::4", "1.9.0")] {
-        let info = scene.client.get_instance_info(instance).await.unwrap();
+        let info = process.client.get_instance_info(instance).await.unwrap();
         assert_eq!((info.orchestration_name.as_str(), info.orchestration_version.as_str()), ("Answer", version));
-        let history = scene.history(instance).await;
+        let history = process.history(instance).await;
         assert!(matches!(&history[0].kind, EventKind::OrchestrationStarted { version: v, .. } if v == version));
     }
-    scene.stop().await;
+    process.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_running_execution_keeps_its_version_and_its_successor_takes_the_latest() {
-    let (gate, notes) = (Gate::closed(), Notebook::default());
+    let (gate, notes) = (Latch::closed(), Notebook::default());
     let (held, said) = (gate.clone(), notes.clone());
     let activities = ActivityRegistry::builder()
         .register("Step", move |ctx: ActivityContext, input: String| {
@@ -68,14 +68,14 @@ async fn a_running_execution_keeps_its_version_and_its_successor_takes_the_lates
     }
     let old = OrchestrationRegistry::builder().register("Cycle", cycle).build();
     let both = OrchestrationRegistry::builder().register("Cycle", cycle).register_versioned("Cycle", "2.0.0", cycle);
-    let scene = Scene::new(activities.clone(), old).await;
-    scene.start("cycle", "Cycle", "first").await;
+    let process = Process::new(activities.clone(), old).await;
+    process.start("cycle", "Cycle", "first").await;
     notes.has("first in 1.0.0").await;
 
-    // The new release comes up beside the old one, which then goes.
-    let new = Scene::on(&scene.account, RuntimeOptions::default(), activities, both.build()).await;
+    // The new release starts beside the old one, which then stops.
+    let new = Process::on(&process.account, RuntimeOptions::default(), activities, both.build()).await;
     gate.open();
-    let stopped = scene.stop().await;
+    let stopped = process.stop().await;
     drop(stopped);
 
     let output = new.output("cycle").await;
@@ -106,15 +106,15 @@ async fn an_upgrade_happens_where_the_execution_continues_as_new() {
         })
         .set_policy("Service", duroxide::runtime::registry::VersionPolicy::Exact("2.0.0".parse().unwrap()))
         .build();
-    let scene = Scene::new(no_activities(), orchestrations).await;
+    let process = Process::new(no_activities(), orchestrations).await;
 
-    scene.client.start_orchestration_versioned("service", "Service", "1.0.0", "0").await.unwrap();
+    process.client.start_orchestration_versioned("service", "Service", "1.0.0", "0").await.unwrap();
 
-    assert_eq!(scene.output("service").await, "0123 at 3.0.0");
-    assert_eq!(scene.client.get_instance_info("service").await.unwrap().orchestration_version, "3.0.0");
+    assert_eq!(process.output("service").await, "0123 at 3.0.0");
+    assert_eq!(process.client.get_instance_info("service").await.unwrap().orchestration_version, "3.0.0");
     for (execution, version) in [(1, "1.0.0"), (2, "2.0.0"), (3, "3.0.0")] {
-        let started = &scene.history_of("service", execution).await[0].kind;
+        let started = &process.history_of("service", execution).await[0].kind;
         assert!(matches!(started, EventKind::OrchestrationStarted { version: v, .. } if v == version), "{started:?}");
     }
-    scene.stop().await;
+    process.stop().await;
 }

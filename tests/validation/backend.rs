@@ -1,9 +1,6 @@
-//! Accounts for the validation suite: an empty one for every provider, and the hooks that look behind the provider.
+//! Accounts for the validation suite: an empty one for each provider, and hooks that change its documents directly.
 
-#[path = "../common/log.rs"]
-mod log;
-
-use super::hooks;
+use crate::{fixture::log, suite::hooks};
 use async_trait::async_trait;
 use azure_data_cosmos::{ContainerClient, CosmosClient};
 use duroxide::{provider_validation::ProviderFactory, providers::Provider};
@@ -16,12 +13,11 @@ use std::{
 
 /// How the account is reached.
 #[derive(Clone, Copy, Debug)]
-#[allow(dead_code)]
 pub enum Account {
     /// In process, with so many physical partitions.
     InProcess(u32),
-    /// The same with nothing handed over.
-    Plain(u32),
+    /// The same without inline claims.
+    WithoutInlineClaims(u32),
     /// Over HTTP on loopback, with so many physical partitions.
     Served(u32),
 }
@@ -34,7 +30,7 @@ pub struct Backend {
 
 struct Made {
     account: LocalAccount,
-    /// Kept so that the account stays reachable.
+    /// Held so that the account stays reachable.
     _served: Option<Served>,
     provider: Arc<CosmosDBProvider>,
 }
@@ -45,11 +41,11 @@ impl Backend {
     }
 
     async fn made(&self) -> Made {
-        log::keep();
+        log::capture();
         match self.account {
-            Account::InProcess(partitions) | Account::Plain(partitions) => {
+            Account::InProcess(partitions) | Account::WithoutInlineClaims(partitions) => {
                 let account = LocalAccount::builder().with_partitions(partitions).build();
-                let inline_claims = !matches!(self.account, Account::Plain(_));
+                let inline_claims = !matches!(self.account, Account::WithoutInlineClaims(_));
                 let config =
                     CosmosDBProviderConfig::default().with_create_if_missing(true).with_inline_claims(inline_claims);
                 let client = account.client().await;

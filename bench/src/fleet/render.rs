@@ -1,13 +1,13 @@
-//! One table a group: a line for each row and provider, a column for each figure.
+//! Renders one table per group, with a line for each row and provider and a column for each figure.
 
-use super::{Group, Row};
+use super::{FleetRow, Group};
+use crate::fixture::ProviderKind;
 use crate::goals::{goal, Goal};
 use crate::measure::{Better, Measure, Outcome};
-use crate::scene::Which;
 use crate::table::number;
 
-/// The tables as text.
-pub fn render(rows: &[Row], outcomes: &[Outcome]) -> String {
+/// Renders the tables as text.
+pub fn render(rows: &[FleetRow], outcomes: &[Outcome]) -> String {
     let mut text = String::new();
     for group in Group::ALL {
         let of_group = |outcome: &&Outcome| rows.iter().any(|row| row.group == group && row.name == outcome.workload);
@@ -47,7 +47,7 @@ fn table(outcomes: &[&Outcome]) -> String {
     text
 }
 
-/// The figures that any row has, in the order in which they were taken by the one that has most.
+/// Returns the figures of all rows, in the order of the row with the most figures.
 fn columns<'a>(outcomes: &[&'a Outcome]) -> Vec<&'a Measure> {
     let mut by_count: Vec<&Outcome> = outcomes.to_vec();
     by_count.sort_by_key(|outcome| std::cmp::Reverse(outcome.measures.len()));
@@ -64,10 +64,10 @@ fn line(name: String, provider: String, cells: impl Iterator<Item = String>) -> 
     [name, provider].into_iter().chain(cells).collect()
 }
 
-/// The figure, and for this project's whether it meets its goal.
+/// Formats a figure. For duroxide-cosmos a mark tells whether it meets its goal.
 fn cell(outcome: &Outcome, measure: &str) -> String {
     let Some(value) = outcome.get(measure) else { return String::new() };
-    let goal = goal(&outcome.workload, measure).filter(|_| outcome.provider == Which::Ours);
+    let goal = goal(&outcome.workload, measure).filter(|_| outcome.provider == ProviderKind::Cosmos);
     match goal.map(|goal| goal.met(value)) {
         Some(true) => format!("{} ✓", number(value)),
         Some(false) => format!("{} ✗", number(value)),
@@ -83,7 +83,7 @@ fn bound(outcomes: &[&Outcome], measure: &str) -> String {
     }
 }
 
-/// Names to the left, figures to the right.
+/// Aligns names to the left and figures to the right.
 fn align(lines: &[Vec<String>]) -> String {
     let length = |text: &String| text.chars().count();
     let columns = lines.iter().map(Vec::len).max().unwrap_or(0);

@@ -1,41 +1,42 @@
-//! One instance with many activities: how much faster a fleet is than one process.
+//! One instance with many activities: the speed of a fleet compared with one process.
 
 use std::time::Duration;
 
 use anyhow::Result;
 
-use super::scale::shares;
-use super::site::Site;
-use super::starter::{Job, Run};
-use super::{Effort, Row};
+use super::client_process::{Job, OrchestrationTimes};
+use super::fixture::FleetFixture;
+use super::scale::add_shares;
+use super::{Effort, FleetRow};
 use crate::measure::{name, Outcome};
 use crate::run::SETTLE;
 
-/// As the input of the orchestration.
+/// The number of activities, as input of the orchestration.
 const ACTIVITIES: &str = "300";
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// How often it is run: when an idle process next looks is chance, a fifth of the whole. What takes long varies little.
+/// The number of rounds. When an idle process polls next is random and makes up a fifth of the time. A slow run varies
+/// little and is not repeated.
 const ROUNDS: usize = 3;
-const LONG: Duration = Duration::from_secs(10);
+const SLOW_RUN: Duration = Duration::from_secs(10);
 
-pub async fn run(site: &mut Site, row: &Row, outcome: &mut Outcome, effort: Effort) -> Result<()> {
-    site.employ(row.processes).await?;
-    site.settle(effort.rest).await?;
-    let done = site.crew.done().await?;
+pub async fn run(fleet: &mut FleetFixture, row: &FleetRow, outcome: &mut Outcome, effort: Effort) -> Result<()> {
+    fleet.start_workers(row.processes).await?;
+    fleet.settle(effort.rest).await?;
+    let done = fleet.workers.done().await?;
     let (mut times, mut requests, mut units) = (Vec::new(), 0, 0.0);
     for round in 0..ROUNDS {
-        if times.iter().any(|took| *took > LONG) {
+        if times.iter().any(|took| *took > SLOW_RUN) {
             break;
         }
         tokio::time::sleep(effort.rest).await;
-        let before = site.reading();
+        let before = fleet.reading();
         let job = Job::new(&format!("spread-{round}"), "SlowFanOut", ACTIVITIES);
-        let runs = site.client.burst(job, 1, LIMIT).await?;
+        let runs = fleet.client.burst(job, 1, LIMIT).await?;
         tokio::time::sleep(SETTLE).await;
-        let spent = site.reading() - before;
-        let Some(took) = runs.first().copied().and_then(Run::took) else {
+        let spent = fleet.reading() - before;
+        let Some(took) = runs.first().copied().and_then(OrchestrationTimes::took) else {
             outcome.note = Some(format!("did not end within {} s", LIMIT.as_secs()));
             break;
         };
@@ -50,6 +51,6 @@ pub async fn run(site: &mut Site, row: &Row, outcome: &mut Outcome, effort: Effo
         outcome.lower(name::REQUESTS, requests as f64 / times.len() as f64);
         outcome.lower(name::UNITS, units / times.len() as f64);
     }
-    shares(outcome, &done, &site.crew.done().await?);
+    add_shares(outcome, &done, &fleet.workers.done().await?);
     Ok(())
 }

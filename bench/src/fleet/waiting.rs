@@ -1,63 +1,63 @@
-//! What waits: starts that a worker finds when it comes, and timers that are far away.
+//! Waiting work: starts that a new worker finds, and timers that fire much later.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Result};
 
+use super::client_process::Job;
+use super::fixture::FleetFixture;
 use super::scale::{hellos, HELLOS};
-use super::site::Site;
-use super::starter::Job;
-use super::{Effort, Row, Waits};
+use super::{Effort, FleetRow, WaitingWork};
 use crate::measure::{name, Outcome};
-use crate::processes::Done;
+use crate::processes::WorkDone;
 
-/// Turns and activities of a Hello.
+/// The number of turns and activities of a Hello.
 const STEPS: u64 = 3;
 
-/// So many Hellos' steps are measured: messages come in order, so that those of a large backlog are all begun before the
-/// first one ends.
-const FIRST: u64 = 200;
+/// The number of Hellos whose steps are measured. Messages are processed in order, so all Hellos of a large backlog
+/// begin before the first one ends.
+const MEASURED: u64 = 200;
 
-/// When a run is cut short.
+/// The time after which a run is cut off.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// The same beside many documents, of which the local account copies many for every batch.
-const BESIDE_LIMIT: Duration = Duration::from_secs(60);
+/// The limit beside many documents, of which the local account copies many for every batch.
+const TIMERS_LIMIT: Duration = Duration::from_secs(60);
 
-/// How often the worker is asked what it has done.
-const ASK: Duration = Duration::from_millis(20);
+/// The interval between reads of the worker's progress.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Instances that timers are put for: many, so that they lie in all partitions.
+/// The number of instances that have timers. They are many, so that every partition has timers.
 const INSTANCES: u64 = 200;
 
-/// Timers of each instance that are put through the provider; more are copies of those.
+/// The number of timers per instance that the provider enqueues. The others are copies.
 const EACH: u64 = 10;
 
-/// Timers that an orchestration sets in its first turn.
+/// The number of timers that an orchestration sets in its first turn.
 const IN_A_TURN: u64 = 100;
 
-/// How long the worker may take to set its own.
+/// How long the worker may take to set its timers.
 const SLEEP_LIMIT: Duration = Duration::from_secs(120);
 
-/// A worker comes to starts that wait.
-pub async fn starts(site: &mut Site, row: &Row, outcome: &mut Outcome) -> Result<()> {
-    site.client.fill(Job::new("waiting", "Hello", "world"), row.waiting).await?;
-    // The runtime counts the queues before it is up; that is not a look at them.
-    site.employ(1).await?;
-    site.largest_look();
-    let (before, begun) = (site.reading(), Instant::now());
+/// Starts a worker when starts already wait.
+pub async fn starts(fleet: &mut FleetFixture, row: &FleetRow, outcome: &mut Outcome) -> Result<()> {
+    fleet.client.fill(Job::new("waiting", "Hello", "world"), row.waiting).await?;
+    // The runtime counts the queues when it starts. Those queries are not polls.
+    fleet.start_workers(1).await?;
+    fleet.largest_poll();
+    let (before, begun) = (fleet.reading(), Instant::now());
     let mut steps = 0;
-    while steps < FIRST * STEPS && begun.elapsed() < LIMIT {
-        tokio::time::sleep(ASK).await;
-        steps = site.crew.done().await?.iter().map(|done: &Done| done.steps()).sum();
+    while steps < MEASURED * STEPS && begun.elapsed() < LIMIT {
+        tokio::time::sleep(PROGRESS_INTERVAL).await;
+        steps = fleet.workers.done().await?.iter().map(|done: &WorkDone| done.steps()).sum();
     }
-    let (spent, elapsed, largest) = (site.reading() - before, begun.elapsed(), site.largest_look());
-    if steps < FIRST * STEPS {
-        outcome.note = Some(format!("cut off after {} s with {} of {FIRST} done", LIMIT.as_secs(), steps / STEPS));
+    let (spent, elapsed, largest) = (fleet.reading() - before, begun.elapsed(), fleet.largest_poll());
+    if steps < MEASURED * STEPS {
+        outcome.note = Some(format!("cut off after {} s with {} of {MEASURED} done", LIMIT.as_secs(), steps / STEPS));
     }
     let by = steps.max(1) as f64 / STEPS as f64;
     outcome.lower(name::ANSWER, largest.answer as f64 / 1024.0);
-    outcome.lower(name::LOOK, largest.look as f64 / 1024.0);
+    outcome.lower(name::POLL, largest.poll as f64 / 1024.0);
     outcome.lower(name::REQUESTS, spent.stats.total().requests as f64 / by);
     outcome.lower(name::UNITS, spent.units / by);
     outcome.higher(name::RATE, by / elapsed.as_secs_f64());
@@ -65,31 +65,31 @@ pub async fn starts(site: &mut Site, row: &Row, outcome: &mut Outcome) -> Result
     Ok(())
 }
 
-/// Hellos beside timers, or beside as many documents that are nobody's work.
-pub async fn timers(site: &mut Site, row: &Row, outcome: &mut Outcome, effort: Effort) -> Result<()> {
-    if row.waiting > 0 && row.waits != Waits::Own {
-        site.client.timers(INSTANCES, EACH).await?;
+/// Runs Hellos beside timers, or beside as many padding documents.
+pub async fn timers(fleet: &mut FleetFixture, row: &FleetRow, outcome: &mut Outcome, effort: Effort) -> Result<()> {
+    if row.waiting > 0 && row.origin != WaitingWork::Own {
+        fleet.client.timers(INSTANCES, EACH).await?;
         let put = INSTANCES * EACH;
-        site.multiply_timers(put, row.waiting / put, row.waits == Waits::Padding).await?;
+        fleet.multiply_timers(put, row.waiting / put, row.origin == WaitingWork::Padding).await?;
     }
-    site.employ(1).await?;
-    if row.waits == Waits::Own {
-        fall_asleep(site, row.waiting / IN_A_TURN).await?;
+    fleet.start_workers(1).await?;
+    if row.origin == WaitingWork::Own {
+        set_timers(fleet, row.waiting / IN_A_TURN).await?;
     }
-    site.settle(effort.rest).await?;
-    site.largest_look();
-    hellos(site, outcome, effort.some(HELLOS), BESIDE_LIMIT).await?;
-    outcome.lower(name::LOOK, site.largest_look().look as f64 / 1024.0);
+    fleet.settle(effort.rest).await?;
+    fleet.largest_poll();
+    hellos(fleet, outcome, effort.some(HELLOS), TIMERS_LIMIT).await?;
+    outcome.lower(name::POLL, fleet.largest_poll().poll as f64 / 1024.0);
     Ok(())
 }
 
-/// The worker itself sets timers, in as many instances. Their turns come before those of what is started next.
-async fn fall_asleep(site: &mut Site, sleepers: u64) -> Result<()> {
+/// Lets the worker set timers in as many instances. Their turns run before those of later starts.
+async fn set_timers(fleet: &mut FleetFixture, sleepers: u64) -> Result<()> {
     let begun = Instant::now();
-    site.client.fill(Job::new("sleeper", "Sleep", &IN_A_TURN.to_string()), sleepers).await?;
-    while site.crew.done().await?.iter().map(|done| done.turns).sum::<u64>() < sleepers {
-        ensure!(begun.elapsed() < SLEEP_LIMIT, "the timers are not set within {} s", SLEEP_LIMIT.as_secs());
-        tokio::time::sleep(ASK).await;
+    fleet.client.fill(Job::new("sleeper", "Sleep", &IN_A_TURN.to_string()), sleepers).await?;
+    while fleet.workers.done().await?.iter().map(|done| done.turns).sum::<u64>() < sleepers {
+        ensure!(begun.elapsed() < SLEEP_LIMIT, "the worker did not set its timers within {} s", SLEEP_LIMIT.as_secs());
+        tokio::time::sleep(PROGRESS_INTERVAL).await;
     }
     Ok(())
 }

@@ -1,27 +1,29 @@
-//! The dialect of the SDK's emulator, where it differs from the service's.
+//! Translation between the service's dialect and that of the SDK's emulator.
 //!
-//! The emulator takes a double-quoted string for a name, resolves no escape sequences, and doubles a single quote
-//! inside of a string. It also plans no ORDER BY of a member in brackets, but takes reserved words after a dot.
+//! The dialects differ as follows:
+//! - The emulator reads a double-quoted string as a name.
+//! - It resolves no escape sequences, and a single quote inside a string is doubled.
+//! - It can't plan an ORDER BY of a member in brackets, but it accepts reserved words after a dot.
 
-use super::lexer::{is_reserved, word_length, Kind};
-use super::parser::Program;
+use super::lexer::{is_reserved, word_length, TokenKind};
+use super::parser::ParsedText;
 
 /// A part of a text and its replacement.
-struct Edit {
+struct TextEdit {
     start: usize,
     end: usize,
     replacement: String,
 }
 
-/// The text as the emulator understands it.
-pub(super) fn to_emulator(text: &str, program: &Program) -> String {
-    let members = program.brackets.iter().map(|bracket| Edit {
+/// Returns the text in the emulator's dialect.
+pub(super) fn to_emulator(text: &str, parsed: &ParsedText) -> String {
+    let members = parsed.brackets.iter().map(|bracket| TextEdit {
         start: bracket.start,
         end: bracket.end,
         replacement: format!(".{}", bracket.name),
     });
-    let mut edits: Vec<Edit> = members.chain(strings(program)).collect();
-    // A bracket begins before the string in it, and replaces that too.
+    let mut edits: Vec<TextEdit> = members.chain(strings(parsed)).collect();
+    // A bracket begins before the string in it, and its edit replaces that string too.
     edits.sort_by_key(|edit| edit.start);
     let (mut result, mut copied) = (String::with_capacity(text.len()), 0);
     for edit in edits.iter() {
@@ -35,15 +37,15 @@ pub(super) fn to_emulator(text: &str, program: &Program) -> String {
     result
 }
 
-fn strings(program: &Program) -> impl Iterator<Item = Edit> + '_ {
-    program.tokens.iter().filter_map(|token| {
-        let Kind::Text(value) = &token.kind else { return None };
+fn strings(parsed: &ParsedText) -> impl Iterator<Item = TextEdit> + '_ {
+    parsed.tokens.iter().filter_map(|token| {
+        let TokenKind::Text(value) = &token.kind else { return None };
         let replacement = format!("'{}'", value.replace('\'', "''"));
-        Some(Edit { start: token.start, end: token.end, replacement })
+        Some(TextEdit { start: token.start, end: token.end, replacement })
     })
 }
 
-/// A text that the emulator has written, as the service would write it.
+/// Returns a text of the emulator in the service's dialect.
 pub(super) fn to_service(text: &str) -> String {
     let mut result = String::with_capacity(text.len());
     let mut rest = text;
@@ -62,7 +64,8 @@ pub(super) fn to_service(text: &str) -> String {
     result
 }
 
-/// The emulator's string at the beginning of `text` in the service's spelling, and its length in the emulator's.
+/// Returns the emulator's string at the beginning of `text` in the service's spelling, and its length in the
+/// emulator's.
 fn requoted(text: &str) -> (String, usize) {
     let mut value = String::new();
     let mut chars = text.char_indices().skip(1).peekable();
@@ -76,7 +79,7 @@ fn requoted(text: &str) -> (String, usize) {
     (text.to_owned(), text.len())
 }
 
-/// A string in the service's spelling: that of JSON, in single quotes.
+/// Returns a string in the service's spelling: that of JSON, in single quotes.
 fn literal(value: &str) -> String {
     let mut result = String::from("'");
     for c in value.chars() {
@@ -90,7 +93,7 @@ fn literal(value: &str) -> String {
     result
 }
 
-/// The length of the JSON string at the beginning of `text`.
+/// Returns the length of the JSON string at the beginning of `text`.
 fn quoted_length(text: &str) -> usize {
     let mut escaped = false;
     for (at, byte) in text.bytes().enumerate().skip(1) {
@@ -104,7 +107,7 @@ fn quoted_length(text: &str) -> usize {
     text.len()
 }
 
-/// The member access at the beginning of `text`, in brackets if its name is a reserved word, and its length.
+/// Returns the member access at the beginning of `text`, and its length. A reserved word is put in brackets.
 fn member(text: &str) -> (String, usize) {
     let length = 1 + word_length(&text[1..]);
     let name = &text[1..length];
@@ -118,7 +121,7 @@ mod tests {
     use super::to_service;
 
     #[test]
-    fn strings_and_members_reach_the_emulator_in_its_dialect() {
+    fn strings_and_members_are_translated_into_the_emulators_dialect() {
         for (sent, forwarded) in [
             (r#"SELECT * FROM c WHERE c.a = "p1""#, "SELECT * FROM c WHERE c.a = 'p1'"),
             (r#"SELECT * FROM c WHERE c.a = "it's""#, "SELECT * FROM c WHERE c.a = 'it''s'"),
@@ -133,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_of_the_emulator_come_back_in_the_services_dialect() {
+    fn texts_of_the_emulator_are_translated_into_the_services_dialect() {
         for (written, returned) in [
             (r#"{"it's": c.by, "b\".by": c.a}"#, r#"{"it's": c["by"], "b\".by": c.a}"#),
             (r"c.a = 'it''s' AND c.b = '' AND c.c = 'a\.by'", r"c.a = 'it\'s' AND c.b = '' AND c.c = 'a\\.by'"),

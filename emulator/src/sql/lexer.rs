@@ -1,31 +1,32 @@
-//! The tokens of a query text.
+//! Splits a query text into tokens.
 
 use super::error::SyntaxError;
 
-/// Reserved words in any case.
+/// Words that are reserved in any case.
 const RESERVED: &[&str] = &[
     "ALL", "AND", "ARRAY", "AS", "ASC", "BETWEEN", "BY", "DESC", "DISTINCT", "ESCAPE", "EXISTS", "FIRST", "FROM",
     "GROUP", "IN", "JOIN", "LAST", "LEFT", "LIKE", "LIMIT", "NOT", "OFFSET", "OR", "ORDER", "RANK", "RIGHT", "SELECT",
     "TOP", "VALUE", "WHERE",
 ];
 
-/// Words that are reserved in small letters only.
-const RESERVED_AS_SPELLED: &[&str] = &["false", "null", "true", "udf", "undefined"];
+/// Words that are reserved only in lower case.
+const RESERVED_IN_LOWER_CASE: &[&str] = &["false", "null", "true", "udf", "undefined"];
 
-/// Reserved words that may be names all the same.
+/// Reserved words that the grammar also accepts as names.
 const ALSO_NAMES: &[&str] = &["ALL", "FIRST", "LAST"];
 
-/// Longer ones first. The grammar has no place for `--`, which other dialects take for a comment.
+/// Operators and punctuation, longer ones first. The grammar does not allow `--`, which begins a comment in other
+/// dialects.
 const SYMBOLS: &[&str] = &[
     "||", "??", "!=", "<=", ">=", "--", "(", ")", "[", "]", "{", "}", ".", ",", ":", "?", "*", "/", "%", "+", "-", "<",
     ">", "=", "&", "^", "|", "~",
 ];
 
-/// What a token is.
+/// The kind of a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum TokenKind {
     Word,
-    /// A reserved word, as the lists here spell it.
+    /// A reserved word, as spelled in the lists above.
     Keyword(&'static str),
     Number,
     /// A string with its escape sequences resolved.
@@ -35,55 +36,56 @@ pub(super) enum Kind {
     End,
 }
 
-/// A token and its place in the text, in bytes.
+/// A token and its position in the text, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Token {
-    pub kind: Kind,
+    pub kind: TokenKind,
     pub start: usize,
     pub end: usize,
 }
 
 impl Token {
     pub fn is_end(&self) -> bool {
-        self.kind == Kind::End
+        self.kind == TokenKind::End
     }
 
     pub fn is_symbol(&self, symbol: &str) -> bool {
-        matches!(self.kind, Kind::Symbol(other) if other == symbol)
+        matches!(self.kind, TokenKind::Symbol(other) if other == symbol)
     }
 
     pub fn is_keyword(&self, keyword: &str) -> bool {
-        matches!(self.kind, Kind::Keyword(other) if other == keyword)
+        matches!(self.kind, TokenKind::Keyword(other) if other == keyword)
     }
 
-    /// Whether the grammar takes the token for a name.
+    /// Whether the grammar accepts the token as a name.
     pub fn is_name(&self) -> bool {
-        matches!(self.kind, Kind::Word) || matches!(self.kind, Kind::Keyword(word) if ALSO_NAMES.contains(&word))
+        matches!(self.kind, TokenKind::Word)
+            || matches!(self.kind, TokenKind::Keyword(word) if ALSO_NAMES.contains(&word))
     }
 
-    /// The token as it stands in `text`.
+    /// Returns the token's part of `text`.
     pub fn text<'a>(&self, text: &'a str) -> &'a str {
         &text[self.start..self.end]
     }
 }
 
-/// The reserved word that `word` is, if it is one.
+/// Returns the reserved word that `word` spells, if it is one.
 fn keyword(word: &str) -> Option<&'static str> {
     let in_any_case = RESERVED.iter().find(|reserved| reserved.eq_ignore_ascii_case(word));
-    in_any_case.or_else(|| RESERVED_AS_SPELLED.iter().find(|reserved| **reserved == word)).copied()
+    in_any_case.or_else(|| RESERVED_IN_LOWER_CASE.iter().find(|reserved| **reserved == word)).copied()
 }
 
-/// Whether `word` can't be a name.
+/// Whether the grammar does not accept `word` as a name.
 pub(super) fn is_reserved(word: &str) -> bool {
     keyword(word).is_some_and(|keyword| !ALSO_NAMES.contains(&keyword))
 }
 
-/// Whether `name` has the shape of a name, reserved or not.
+/// Whether `name` has the form of a name, reserved or not.
 pub(super) fn is_word(name: &str) -> bool {
     !name.is_empty() && word_length(name) == name.len()
 }
 
-/// How many bytes at the beginning of `text` are a word.
+/// Returns the number of bytes of the word at the beginning of `text`.
 pub(super) fn word_length(text: &str) -> usize {
     let begins = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
     let is_part = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
@@ -94,7 +96,7 @@ pub(super) fn word_length(text: &str) -> usize {
     }
 }
 
-/// Splits a text into its tokens; the last one is the end.
+/// Splits a text into its tokens. The last token is the end.
 pub(super) fn tokens(text: &str) -> Result<Vec<Token>, SyntaxError> {
     let mut lexer = Lexer { text, at: 0 };
     let mut tokens = Vec::new();
@@ -121,9 +123,9 @@ impl<'a> Lexer<'a> {
         Ok(Token { kind, start, end: self.at })
     }
 
-    fn kind(&mut self) -> Result<Kind, SyntaxError> {
+    fn kind(&mut self) -> Result<TokenKind, SyntaxError> {
         match self.peek(0) {
-            None => Ok(Kind::End),
+            None => Ok(TokenKind::End),
             Some(quote @ (b'\'' | b'"')) => self.string(char::from(quote)),
             Some(b'@') => self.parameter(),
             Some(b'0'..=b'9') => Ok(self.number()),
@@ -133,30 +135,30 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    fn word(&mut self) -> Kind {
+    fn word(&mut self) -> TokenKind {
         let word = &self.rest()[..word_length(self.rest())];
         self.at += word.len();
-        keyword(word).map_or(Kind::Word, Kind::Keyword)
+        keyword(word).map_or(TokenKind::Word, TokenKind::Keyword)
     }
 
-    fn parameter(&mut self) -> Result<Kind, SyntaxError> {
+    fn parameter(&mut self) -> Result<TokenKind, SyntaxError> {
         let length = word_length(&self.rest()[1..]);
         if length == 0 {
             return Err(SyntaxError::invalid_token(self.at, "@"));
         }
         self.at += 1 + length;
-        Ok(Kind::Parameter)
+        Ok(TokenKind::Parameter)
     }
 
-    /// A sign is an operator of its own.
-    fn number(&mut self) -> Kind {
+    /// Reads a number. A sign before it is a separate operator.
+    fn number(&mut self) -> TokenKind {
         self.skip(|byte| byte.is_ascii_digit());
         if self.peek(0) == Some(b'.') {
             self.at += 1;
             self.skip(|byte| byte.is_ascii_digit());
         }
         self.exponent();
-        Kind::Number
+        TokenKind::Number
     }
 
     fn exponent(&mut self) {
@@ -168,17 +170,17 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    fn symbol(&mut self) -> Result<Kind, SyntaxError> {
+    fn symbol(&mut self) -> Result<TokenKind, SyntaxError> {
         let rest = self.rest();
         if let Some(symbol) = SYMBOLS.iter().find(|symbol| rest.starts_with(**symbol)) {
             self.at += symbol.len();
-            return Ok(Kind::Symbol(symbol));
+            return Ok(TokenKind::Symbol(symbol));
         }
         let end = rest.chars().next().map_or(0, char::len_utf8);
         Err(SyntaxError::invalid_token(self.at, &rest[..end]))
     }
 
-    fn string(&mut self, quote: char) -> Result<Kind, SyntaxError> {
+    fn string(&mut self, quote: char) -> Result<TokenKind, SyntaxError> {
         let start = self.at;
         let mut value = String::new();
         let mut chars = self.rest().char_indices().skip(1);
@@ -187,12 +189,12 @@ impl<'a> Lexer<'a> {
             match c {
                 c if c == quote => {
                     self.at = start + at + 1;
-                    return Ok(Kind::Text(value));
+                    return Ok(TokenKind::Text(value));
                 }
                 '\\' => {
                     let escape = escape(&self.text[start + at + 1..]).ok_or_else(|| invalid("an escape sequence"))?;
                     value.push(escape.value);
-                    // The length is counted in bytes, all of them ASCII.
+                    // The length counts bytes, and all of them are ASCII.
                     chars.nth(escape.length - 1);
                 }
                 c if c < ' ' => return Err(invalid("no control character in a string")),
@@ -227,7 +229,7 @@ struct Escape {
 
 /// Reads the escape sequence at the beginning of `text`.
 ///
-/// The grammar leaves the single quote out; the service's documentation lists it.
+/// The published grammar lacks the escaped single quote, but the service's documentation lists it.
 fn escape(text: &str) -> Option<Escape> {
     let value = match text.chars().next()? {
         c @ ('\'' | '"' | '\\' | '/') => c,
@@ -242,7 +244,8 @@ fn escape(text: &str) -> Option<Escape> {
     Some(Escape { value, length: 1 })
 }
 
-/// `u` and four hex digits, or two such halves of a pair. A half alone stands for no character.
+/// Reads `u` and four hex digits, or two such halves of a surrogate pair. A single half becomes the replacement
+/// character.
 fn unicode(text: &str) -> Option<Escape> {
     let first = hex(text.get(1..5)?)?;
     let second = text.get(5..).and_then(|rest| rest.strip_prefix("\\u")?.get(..4)).and_then(hex);

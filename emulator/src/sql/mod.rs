@@ -1,7 +1,7 @@
-//! The service's query language: which texts it accepts, and what they read.
+//! The service's query language: checks query texts and determines the properties that they read.
 //!
 //! The grammar is the one that Microsoft publishes with its .NET SDK. The SDK's emulator accepts more, so a query that
-//! works there can fail on Azure: `c.by`, for one, because `BY` is a reserved word.
+//! works there can fail on Azure. An example is `c.by`, because `BY` is a reserved word.
 //!
 //! ```
 //! use duroxide_cosmos_emulator::sql;
@@ -28,34 +28,34 @@ pub(crate) use error::error_json;
 pub use error::SyntaxError;
 pub(crate) use paths::ELEMENTS;
 
-/// The longest query text that the service takes.
+/// The longest query text that the service accepts.
 const MAX_BYTES: usize = 512 * 1024;
 
-/// Reads a query text as the service does.
+/// Parses a query text as the service does.
 ///
 /// # Errors
 ///
-/// If the service refuses the text: for its syntax, for a name that stands for nothing, or for more than 512 KiB. Texts
-/// with more than 64 levels of nesting are refused, too.
+/// If the service refuses the text: for its syntax, for an unknown name, or for more than 512 KiB. Texts with more than
+/// 64 levels of nesting are refused, too.
 pub fn parse(text: &str) -> Result<Query, SyntaxError> {
     if text.len() > MAX_BYTES {
         return Err(SyntaxError::too_long(text.len(), MAX_BYTES));
     }
-    let program = parser::program(text)?;
-    let mut query = paths::read(&program.select)?;
-    query.emulator_text = dialect::to_emulator(text, &program);
+    let parsed = parser::parse_text(text)?;
+    let mut query = paths::read(&parsed.select)?;
+    query.emulator_text = dialect::to_emulator(text, &parsed);
     Ok(query)
 }
 
-/// A text that the SDK's emulator has written, as the service would write it.
+/// Translates a text of the SDK's emulator into the service's dialect.
 pub(crate) fn from_emulator(text: &str) -> String {
     dialect::to_service(text)
 }
 
-/// What a query reads.
+/// A parsed query: the properties that it reads, and the clauses that it has.
 ///
-/// A path leads from the document to a property: `c.lock.until` is `["lock", "until"]`. The elements of an array are
-/// the step `[]`, whether a JOIN iterates over them or a number picks one.
+/// A path leads from the document to a property: `c.lock.until` is `["lock", "until"]`. The step `[]` stands for the
+/// elements of an array, whether a JOIN iterates over them or a number selects one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Query {
     filters: Vec<Vec<String>>,
@@ -71,42 +71,42 @@ pub struct Query {
 }
 
 impl Query {
-    /// The properties that the WHERE clause looks at, also inside of function calls and subqueries, without repetition.
+    /// Returns the properties that the WHERE clause reads, also in function calls and subqueries, without duplicates.
     pub fn filter_paths(&self) -> &[Vec<String>] {
         &self.filters
     }
 
-    /// What the query orders by.
+    /// Returns the keys of the ORDER BY clause.
     pub fn order_by(&self) -> &[SortKey] {
         &self.order_by
     }
 
-    /// Every function call in the text.
+    /// Returns every function call in the text.
     pub fn calls(&self) -> &[Call] {
         &self.calls
     }
 
-    /// The parameters that the text uses, with their `@` and without repetition.
+    /// Returns the parameters of the text, with their `@` and without duplicates.
     pub fn parameters(&self) -> &[String] {
         &self.parameters
     }
 
-    /// Whether TOP bounds the result.
+    /// Whether TOP limits the result.
     pub fn has_top(&self) -> bool {
         self.has_top
     }
 
-    /// Whether OFFSET and LIMIT choose a part of the result.
+    /// Whether OFFSET and LIMIT select a part of the result.
     pub fn has_offset(&self) -> bool {
         self.has_offset
     }
 
-    /// Whether the result is without repetition.
+    /// Whether DISTINCT removes duplicates from the result.
     pub fn has_distinct(&self) -> bool {
         self.has_distinct
     }
 
-    /// Whether the result is an aggregate, as COUNT or SUM.
+    /// Whether the result is an aggregate, such as COUNT or SUM.
     pub fn has_aggregate(&self) -> bool {
         self.has_aggregate
     }
@@ -116,17 +116,17 @@ impl Query {
         self.has_group_by
     }
 
-    /// The text as the SDK's emulator understands it.
+    /// Returns the text in the dialect of the SDK's emulator.
     pub(crate) fn emulator_text(&self) -> &str {
         &self.emulator_text
     }
 }
 
-/// One item of an ORDER BY.
+/// One key of an ORDER BY clause.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SortKey {
-    /// The property; `None` for any other expression.
+    /// The property, or `None` for any other expression.
     pub path: Option<Vec<String>>,
     /// Whether large values come first.
     pub descending: bool,
@@ -136,11 +136,11 @@ pub struct SortKey {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Call {
-    /// The function, as the text spells it.
+    /// The name of the function, as the text spells it.
     pub name: String,
-    /// Whether it is a user-defined function.
+    /// Whether the function is user-defined.
     pub is_udf: bool,
-    /// What it is called with.
+    /// The arguments of the call.
     pub arguments: Vec<Argument>,
 }
 
@@ -155,7 +155,7 @@ impl Call {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Argument {
-    /// A property; the document itself is the empty path.
+    /// A property. The document itself is the empty path.
     Path(Vec<String>),
     /// A parameter, with its `@`.
     Parameter(String),

@@ -1,20 +1,20 @@
-//! Reads tokens by the grammar that Microsoft publishes with its .NET SDK.
+//! Parses tokens by the grammar that Microsoft publishes with its .NET SDK.
 //!
-//! The parser follows the service where that grammar is too narrow: BETWEEN may stand beside AND and OR, and a sign
+//! The parser follows the service where that grammar is too narrow: BETWEEN may appear beside AND and OR, and a sign
 //! before a number is an operator.
 
 use super::error::SyntaxError;
-use super::lexer::{is_word, tokens, Kind, Token};
+use super::lexer::{is_word, tokens, Token, TokenKind};
 use super::syntax::{Collection, Expression, Function, Name, Select, Selection, Sort, Source, Step};
 
-/// Deeper texts are refused, so that none can exhaust the stack.
+/// The deepest nesting that the parser accepts. Deeper texts could exhaust the stack.
 pub(super) const MAX_DEPTH: usize = 64;
 
 const BINARY: &[&str] = &["*", "/", "%", "+", "-", "<", ">", ">=", "<=", "=", "!=", "&", "^", "|", "||"];
 
 type Parsed<T> = Result<T, SyntaxError>;
 
-/// A member access by name in brackets, from bracket to bracket.
+/// A member access by name in brackets, with the positions of both brackets.
 #[derive(Clone, Debug)]
 pub(super) struct Bracket {
     pub start: usize,
@@ -22,33 +22,33 @@ pub(super) struct Bracket {
     pub name: String,
 }
 
-/// A text that follows the grammar.
-pub(super) struct Program {
+/// A text that follows the grammar, as a tree and as tokens.
+pub(super) struct ParsedText {
     pub select: Select,
     pub tokens: Vec<Token>,
     pub brackets: Vec<Bracket>,
 }
 
-/// Reads a whole text.
-pub(super) fn program(text: &str) -> Parsed<Program> {
+/// Parses a complete text.
+pub(super) fn parse_text(text: &str) -> Parsed<ParsedText> {
     let mut parser = Parser { text, tokens: tokens(text)?, at: 0, depth: 0, brackets: Vec::new() };
     let select = parser.select()?;
     if !parser.peek().is_end() {
         return Err(parser.unexpected("the end of the query"));
     }
-    Ok(Program { select, tokens: parser.tokens, brackets: parser.brackets })
+    Ok(ParsedText { select, tokens: parser.tokens, brackets: parser.brackets })
 }
 
 struct Parser<'a> {
     text: &'a str,
-    /// Never empty: the last one is the end, and the parser stays there.
+    /// Never empty: the last token is the end, and the parser does not advance past it.
     tokens: Vec<Token>,
     at: usize,
     depth: usize,
     brackets: Vec<Bracket>,
 }
 
-/// Clauses.
+/// Parses clauses.
 impl Parser<'_> {
     fn select(&mut self) -> Parsed<Select> {
         self.expect_keyword("SELECT")?;
@@ -88,10 +88,10 @@ impl Parser<'_> {
         Ok(item)
     }
 
-    /// The number of results, or a parameter that says it.
+    /// Parses a number of results, or a parameter for it.
     fn count(&mut self) -> Parsed<Expression> {
         match self.peek().kind {
-            Kind::Number | Kind::Parameter => self.atom(),
+            TokenKind::Number | TokenKind::Parameter => self.atom(),
             _ => Err(self.unexpected("a number or a parameter")),
         }
     }
@@ -141,7 +141,7 @@ impl Parser<'_> {
     }
 
     fn source_index(&mut self) -> Parsed<Step> {
-        if let Kind::Text(name) = self.peek().kind.clone() {
+        if let TokenKind::Text(name) = self.peek().kind.clone() {
             self.advance();
             return Ok(Step::Property(name));
         }
@@ -149,7 +149,7 @@ impl Parser<'_> {
             self.take_symbol("+");
         }
         match self.peek().kind {
-            Kind::Number => {
+            TokenKind::Number => {
                 self.advance();
                 Ok(Step::Element)
             }
@@ -180,7 +180,7 @@ impl Parser<'_> {
         Ok(Sort { key, descending })
     }
 
-    /// ORDER BY RANK takes nothing but calls of functions.
+    /// Parses a key of ORDER BY RANK, which accepts only function calls.
     fn score(&mut self) -> Parsed<Expression> {
         let first = self.peek().clone();
         match self.primary()? {
@@ -196,7 +196,7 @@ impl Parser<'_> {
     }
 }
 
-/// Expressions.
+/// Parses expressions.
 impl Parser<'_> {
     fn expression(&mut self) -> Parsed<Expression> {
         self.nested(Self::conditional)
@@ -259,7 +259,7 @@ impl Parser<'_> {
             operators += 1;
         }
         let operand = self.primary()?;
-        // A negated parameter is no parameter any more.
+        // An expression with a sign or NOT is no longer a plain parameter, literal or name.
         Ok(if operators == 0 { operand } else { Expression::Parts(vec![operand]) })
     }
 
@@ -304,25 +304,27 @@ impl Parser<'_> {
 
     fn atom(&mut self) -> Parsed<Expression> {
         match self.peek().kind.clone() {
-            Kind::Text(text) => Ok(self.leaf(Expression::Text(text))),
-            Kind::Number | Kind::Keyword("true" | "false" | "null" | "undefined") => Ok(self.leaf(Expression::Literal)),
-            Kind::Parameter => {
+            TokenKind::Text(text) => Ok(self.leaf(Expression::Text(text))),
+            TokenKind::Number | TokenKind::Keyword("true" | "false" | "null" | "undefined") => {
+                Ok(self.leaf(Expression::Literal))
+            }
+            TokenKind::Parameter => {
                 let name = self.peek().text(self.text).to_owned();
                 Ok(self.leaf(Expression::Parameter(name)))
             }
-            Kind::Symbol("[") => self.array(),
-            Kind::Symbol("{") => self.object(),
-            Kind::Symbol("(") => self.parenthesised(),
-            Kind::Keyword("EXISTS" | "ARRAY") => {
+            TokenKind::Symbol("[") => self.array(),
+            TokenKind::Symbol("{") => self.object(),
+            TokenKind::Symbol("(") => self.parenthesised(),
+            TokenKind::Keyword("EXISTS" | "ARRAY") => {
                 self.advance();
                 self.subquery().map(Expression::Subquery)
             }
-            Kind::Keyword("LEFT" | "RIGHT") => {
+            TokenKind::Keyword("LEFT" | "RIGHT") => {
                 let name = self.peek().text(self.text).to_owned();
                 self.advance();
                 self.call(name, false)
             }
-            Kind::Keyword("udf") => {
+            TokenKind::Keyword("udf") => {
                 self.advance();
                 self.expect_symbol(".")?;
                 let name = self.name()?.name;
@@ -337,9 +339,9 @@ impl Parser<'_> {
         leaf
     }
 
-    /// A name, a call, or ALL, FIRST or LAST of a subquery.
+    /// Parses a name, a call, or ALL, FIRST or LAST of a subquery.
     fn named(&mut self) -> Parsed<Expression> {
-        let of_subquery = matches!(self.peek().kind, Kind::Keyword(_)) && self.is_subquery(1);
+        let of_subquery = matches!(self.peek().kind, TokenKind::Keyword(_)) && self.is_subquery(1);
         let name = self.name_or("an expression")?;
         if of_subquery {
             self.subquery().map(Expression::Subquery)
@@ -390,7 +392,7 @@ impl Parser<'_> {
     }
 }
 
-/// Tokens.
+/// Reads tokens.
 impl Parser<'_> {
     fn nested<T>(&mut self, part: impl FnOnce(&mut Self) -> Parsed<T>) -> Parsed<T> {
         if self.depth == MAX_DEPTH {
@@ -410,7 +412,7 @@ impl Parser<'_> {
         Ok(items)
     }
 
-    /// A list that may be empty, with the symbol that ends it.
+    /// Parses a list that may be empty, and the symbol that ends it.
     fn list_until<T>(&mut self, end: &str, item: impl Fn(&mut Self) -> Parsed<T>) -> Parsed<Vec<T>> {
         if self.take_symbol(end) {
             return Ok(Vec::new());
@@ -435,7 +437,7 @@ impl Parser<'_> {
     }
 
     fn text(&mut self) -> Parsed<()> {
-        if !matches!(self.peek().kind, Kind::Text(_)) {
+        if !matches!(self.peek().kind, TokenKind::Text(_)) {
             return Err(self.unexpected("a string"));
         }
         self.advance();
@@ -500,7 +502,7 @@ impl Parser<'_> {
     }
 }
 
-/// One part stands for itself.
+/// Combines the parts of an expression. A single part is returned as it is.
 fn combined(mut parts: Vec<Expression>) -> Expression {
     if parts.len() == 1 {
         parts.remove(0)

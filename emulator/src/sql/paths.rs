@@ -1,4 +1,4 @@
-//! What a query reads: which properties it filters and orders by, which functions it calls, which parameters it needs.
+//! Determines which properties a query filters and orders by, which functions it calls and which parameters it needs.
 
 use super::error::SyntaxError;
 use super::syntax::{Collection, Expression, Function, Name, Select, Selection, Sort, Source, Step};
@@ -10,12 +10,12 @@ pub(crate) const ELEMENTS: &str = "[]";
 const AGGREGATES: &[&str] =
     &["ARRAY_AGG", "AVG", "COUNT", "COUNTIF", "DCOUNT", "MAKELIST", "MAKESET", "MAX", "MIN", "SUM"];
 
-/// From the document to a value in it; `None` where only the query's execution knows the value.
+/// A path from the document to a value in it, or `None` if only the execution of the query determines the value.
 type Path = Option<Vec<String>>;
 
-/// Reads a tree, and refuses names that stand for nothing.
+/// Reads a syntax tree, and refuses names that neither FROM nor JOIN introduces.
 pub(super) fn read(select: &Select) -> Result<Query, SyntaxError> {
-    let mut reader = Reader { query: Query::default(), unresolved: None };
+    let mut reader = QueryReader { query: Query::default(), unresolved: None };
     let scope = reader.select(select, &Scope::default(), Role::Source);
     let sort = |sort: &Sort| SortKey { path: path_of(&sort.key, &scope), descending: sort.descending };
     let mut query = reader.query;
@@ -47,29 +47,29 @@ impl Scope {
     }
 }
 
-/// What a SELECT is for.
+/// The role of a SELECT in the query.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
-    /// The whole query, or an input of it.
+    /// The whole query, or one of its inputs.
     Source,
     /// Part of a filter.
     Filter,
-    /// Part of the result: its own filters choose no documents.
+    /// Part of the result. Its own filters do not select documents.
     Projection,
 }
 
-struct Reader {
+struct QueryReader {
     query: Query,
-    /// The first name that stands for nothing.
+    /// The first name that can't be resolved.
     unresolved: Option<Name>,
 }
 
-impl Reader {
+impl QueryReader {
     /// Reads a SELECT inside `outer` and returns its names.
     fn select(&mut self, select: &Select, outer: &Scope, role: Role) -> Scope {
         let mut scope = outer.clone();
         for collection in &select.from {
-            // Without a filter of its own, a subquery in a filter asks for the elements of its input.
+            // A subquery in a filter without its own filter tests whether its input has elements.
             let filters = role == Role::Filter && select.filter.is_none();
             self.collection(collection, &mut scope, role, filters);
         }
@@ -106,7 +106,8 @@ impl Reader {
         }
     }
 
-    /// The first input of all is the container, whatever it is called. Every other one begins at a name.
+    /// Returns the path of an input. The first input is the container, whatever its name. Every other one begins at a
+    /// known name.
     fn source(&mut self, root: &Name, steps: &[Step], scope: &Scope) -> Path {
         let start = match scope.find(&root.name) {
             Some(path) => path.clone(),
@@ -143,7 +144,7 @@ impl Reader {
     }
 
     fn member(&mut self, base: &Expression, steps: &[Step], scope: &Scope, filters: bool) {
-        // The path as a whole is read already, unless it begins at something other than a name.
+        // The complete path is recorded already, unless it begins with an expression other than a name.
         let begins_at_name = matches!(base, Expression::Name(_));
         self.expression(base, scope, filters && !begins_at_name);
         for step in steps {
@@ -188,7 +189,7 @@ fn selected(selection: &Selection) -> &[Expression] {
     }
 }
 
-/// The path that a SELECT VALUE yields.
+/// Returns the path that a SELECT VALUE yields.
 fn value_of(select: &Select, scope: &Scope) -> Path {
     match &select.selection {
         Selection::Value(value) => path_of(value, scope),
@@ -196,7 +197,7 @@ fn value_of(select: &Select, scope: &Scope) -> Path {
     }
 }
 
-/// The name of an input without alias: the last property on its way.
+/// Returns the name of an input without an alias: the last property of its path.
 fn own_name(source: &Source) -> Option<String> {
     let Source::Path { root, steps } = source else { return None };
     match steps.last() {
@@ -214,7 +215,7 @@ fn path_of(expression: &Expression, scope: &Scope) -> Path {
     }
 }
 
-/// Walks as far as the steps are known: the value is in there.
+/// Extends a path by the known steps, up to the first computed one.
 fn walked(start: Path, steps: &[Step]) -> Path {
     let mut path = start?;
     for step in steps {
@@ -240,7 +241,7 @@ fn argument_of(argument: &Expression, scope: &Scope) -> Argument {
     }
 }
 
-/// Whether an expression aggregates; subqueries aggregate for themselves.
+/// Whether an expression aggregates. Aggregates inside subqueries do not count.
 fn has_aggregate(expression: &Expression) -> bool {
     match expression {
         Expression::Call(call)

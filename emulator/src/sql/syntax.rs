@@ -1,6 +1,6 @@
-//! A query as a tree, as far as the checks need it.
+//! The syntax tree of a query, as far as the checks need it.
 
-/// One SELECT, whole or in parentheses.
+/// A SELECT: the whole query or a subquery in parentheses.
 #[derive(Clone, Debug)]
 pub(super) struct Select {
     pub distinct: bool,
@@ -36,20 +36,20 @@ pub(super) enum Source {
     Query(Box<Select>),
 }
 
-/// A name and where it stands.
+/// A name and its position in the text.
 #[derive(Clone, Debug)]
 pub(super) struct Name {
     pub name: String,
     pub start: usize,
 }
 
-/// One step from a value into it.
+/// One step of a path.
 #[derive(Clone, Debug)]
 pub(super) enum Step {
     Property(String),
     /// An element of an array, by its number.
     Element,
-    /// A step that only the query's execution knows.
+    /// A step that only the execution of the query determines.
     Computed(Expression),
 }
 
@@ -59,7 +59,7 @@ pub(super) struct Sort {
     pub descending: bool,
 }
 
-/// An expression. Operators, arrays and objects are the list of their parts: no check asks how they combine.
+/// An expression. Operators, arrays and objects are lists of their parts, because no check depends on how they combine.
 #[derive(Clone, Debug)]
 pub(super) enum Expression {
     Literal,

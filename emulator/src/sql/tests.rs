@@ -54,7 +54,7 @@ const LEGAL: &[&str] = &[
     "SELECT\t*\r\nFROM c",
 ];
 
-/// A text and the part that the refusal names.
+/// Refused texts, each with the part that the error names.
 const ILLEGAL: &[(&str, &str)] = &[
     ("", ""),
     ("SELECT", ""),
@@ -118,7 +118,7 @@ const ILLEGAL: &[(&str, &str)] = &[
     ("SELECT * FROM c WHERE c.a = 'a\nb'", "'a"),
     ("SELECT * FROM c WHERE {documentdb-formattableorderbyquery-filter}", "documentdb"),
     ("DELETE FROM c", "DELETE"),
-    // Names that stand for nothing.
+    // Names that can't be resolved.
     ("SELECT c.a", "c"),
     ("SELECT * FROM c WHERE due = 1", "due"),
     ("SELECT * FROM c WHERE c.a = TRUE", "TRUE"),
@@ -139,7 +139,7 @@ fn legal_texts_are_accepted() {
 }
 
 #[test]
-fn illegal_texts_are_refused_with_the_part_that_is_wrong() {
+fn the_error_of_an_illegal_text_names_the_refused_part() {
     for (text, found) in ILLEGAL {
         let error = parse(text).expect_err(text);
         assert_eq!(error.found(), *found, "{text}");
@@ -149,7 +149,7 @@ fn illegal_texts_are_refused_with_the_part_that_is_wrong() {
 }
 
 #[test]
-fn errors_read_like_the_services() {
+fn errors_have_the_services_codes_and_messages() {
     let error = parse("SELECT distinct distinct c.a FROM c").unwrap_err();
     let message = "Syntax error, incorrect syntax near 'distinct'.";
     assert_eq!((error.code(), error.to_string().as_str()), ("SC1001", message));
@@ -167,7 +167,7 @@ fn errors_read_like_the_services() {
 #[test]
 fn strings_are_the_same_in_both_quotes() {
     let decoded = |text: &str| match &lexer::tokens(text).unwrap()[0].kind {
-        lexer::Kind::Text(value) => value.clone(),
+        lexer::TokenKind::Text(value) => value.clone(),
         other => panic!("{other:?}"),
     };
     assert_eq!(decoded(r#""a'b""#), decoded(r"'a\'b'"));
@@ -182,7 +182,7 @@ fn dotted(paths: &[Vec<String>]) -> Vec<String> {
 }
 
 #[test]
-fn filters_are_the_properties_that_choose_documents() {
+fn filter_paths_are_the_properties_that_select_documents() {
     for (text, filters) in [
         ("SELECT c.a FROM c", vec![]),
         ("SELECT * FROM c WHERE c.due <= @now AND (c.lock.until < 1 OR c.due = 2)", vec!["due", "lock.until"]),
@@ -212,7 +212,7 @@ fn filters_are_the_properties_that_choose_documents() {
 }
 
 #[test]
-fn a_query_says_what_it_orders_by() {
+fn a_query_reports_its_sort_keys() {
     let query = parse("SELECT * FROM c ORDER BY c.a.b, c[\"value\"] DESC, LOWER(c.d)").unwrap();
     let keys: Vec<_> =
         query.order_by().iter().map(|key| (key.path.as_ref().map(|p| p.join(".")), key.descending)).collect();
@@ -220,7 +220,7 @@ fn a_query_says_what_it_orders_by() {
 }
 
 #[test]
-fn a_query_says_which_clauses_it_has() {
+fn a_query_reports_its_clauses() {
     let clauses = |text: &str| {
         let query = parse(text).unwrap();
         [query.has_top(), query.has_offset(), query.has_distinct(), query.has_aggregate(), query.has_group_by()]
@@ -235,7 +235,7 @@ fn a_query_says_which_clauses_it_has() {
 }
 
 #[test]
-fn a_query_says_which_functions_it_calls_with_what() {
+fn a_query_reports_its_function_calls_and_their_arguments() {
     let text = "SELECT udf.f(c) FROM c WHERE array_contains(@tags, c.tag) AND ARRAY_CONTAINS(c.tags, 'a', true) \
                 AND STARTSWITH(c.a || 'b', -@p)";
     let query = parse(text).unwrap();
@@ -282,7 +282,7 @@ fn texts_over_the_services_limit_are_refused() {
 }
 
 #[test]
-fn long_texts_are_not_deep() {
+fn long_texts_without_nesting_are_accepted() {
     let many = |part: &str| format!("SELECT * FROM c WHERE c.a{}", part.repeat(20_000));
     for part in [" AND c.b = 1", " + 1", " ?? 1", ".a", "[0]", "['a']"] {
         assert!(parse(&many(part)).is_ok(), "{part}");
@@ -290,7 +290,7 @@ fn long_texts_are_not_deep() {
     assert!(parse(&format!("SELECT VALUE {}1", "NOT -".repeat(20_000))).is_ok());
 }
 
-/// Texts that are nearly queries: such that the parser gets past the first word.
+/// Generates texts that resemble queries, so that the parser gets past the first word.
 fn nearly_a_query() -> impl Strategy<Value = String> {
     let words = prop::sample::select(vec![
         "SELECT", "VALUE", "TOP", "*", "FROM", "c", "c.a", "AS", "WHERE", "AND", "NOT", "IN", "(", ")", "[", "]", "{",
@@ -315,7 +315,7 @@ proptest! {
     }
 
     #[test]
-    fn what_the_emulator_returns_is_legal_again(value in any::<String>()) {
+    fn texts_translated_back_from_the_emulator_are_legal(value in any::<String>()) {
         let text = format!("SELECT * FROM c WHERE c['by'] = {}", serde_json::to_string(&value).unwrap());
         let query = parse(&text).unwrap();
         let again = parse(&from_emulator(query.emulator_text())).unwrap();

@@ -13,7 +13,7 @@ use duroxide_cosmos_emulator::{
 
 use serde_json::json;
 
-use crate::scene::*;
+use crate::fixture::*;
 
 #[tokio::test]
 async fn every_item_operation_works_in_process() {
@@ -21,7 +21,7 @@ async fn every_item_operation_works_in_process() {
 }
 
 #[tokio::test]
-async fn containers_get_the_partitions_asked_for_and_keep_their_properties() {
+async fn containers_have_the_configured_partitions_and_their_own_properties() {
     for partitions in [1, 3, 8] {
         let account = LocalAccount::builder().with_partitions(partitions).build();
         let client = account.client().await;
@@ -43,7 +43,7 @@ async fn containers_get_the_partitions_asked_for_and_keep_their_properties() {
 }
 
 #[tokio::test]
-async fn a_query_crosses_all_partitions() {
+async fn a_query_reads_all_partitions() {
     let account = LocalAccount::builder().with_partitions(4).build();
     let container = create_container(&account.client().await).await;
     for n in 0..40 {
@@ -58,7 +58,7 @@ async fn a_query_crosses_all_partitions() {
 }
 
 #[tokio::test]
-async fn what_the_service_refuses_is_refused() {
+async fn ids_and_partition_keys_that_the_service_refuses_are_refused() {
     let account = LocalAccount::new();
     let container = create_container(&account.client().await).await;
     for id in ["a/b", "a\\b", "a?b", "a#b", "", "a ", "a\tb", &"x".repeat(1024)] {
@@ -93,7 +93,7 @@ async fn what_the_service_refuses_is_refused() {
 }
 
 #[tokio::test]
-async fn an_item_without_a_proper_id_or_with_anothers_partition_key_is_refused() {
+async fn an_item_with_an_invalid_id_or_another_partition_key_is_refused() {
     let account = LocalAccount::new();
     let container = create_container(&account.client().await).await;
     let items = [
@@ -122,7 +122,7 @@ async fn an_item_without_a_proper_id_or_with_anothers_partition_key_is_refused()
 }
 
 #[tokio::test]
-async fn the_services_limits_are_accepted_up_to_the_last_byte() {
+async fn ids_and_partition_keys_of_the_maximum_length_are_accepted() {
     let container = create_container(&LocalAccount::new().client().await).await;
     let (pk, id) = ("k".repeat(2048), "x".repeat(1023));
     container.create_item(pk.clone(), &id, item(&pk, &id, 1), None).await.unwrap();
@@ -130,7 +130,7 @@ async fn the_services_limits_are_accepted_up_to_the_last_byte() {
 }
 
 #[tokio::test]
-async fn what_is_too_large_is_refused_with_413() {
+async fn items_and_batches_over_2_mb_are_refused_with_413() {
     let container = create_container(&LocalAccount::new().client().await).await;
     let large = |size: usize| serde_json::json!({ "id": "1", "pk": "p", "text": "t".repeat(size) });
     let created = container.create_item("p", "1", large(2 << 20), None).await;
@@ -177,7 +177,7 @@ async fn a_batch_that_only_reads_is_a_read_and_goes_to_the_write_region() {
 
     let batch = TransactionalBatch::new("p").read_item("1", None).upsert_item(item("p", "2", 0), None).unwrap();
     container.execute_transactional_batch(batch, None).await.unwrap();
-    assert_eq!(account.stats_of("away").of(RequestKind::Batch).requests, 1, "this one writes");
+    assert_eq!(account.stats_of("away").of(RequestKind::Batch).requests, 1, "this batch writes");
 }
 
 #[tokio::test]
@@ -207,7 +207,7 @@ async fn requests_are_counted_by_kind_and_client() {
 }
 
 #[tokio::test]
-async fn a_partition_can_be_split_under_a_client() {
+async fn a_client_works_across_the_split_of_a_partition() {
     let account = LocalAccount::new();
     let container = create_container(&account.client().await).await;
     for n in 0..20 {
@@ -224,7 +224,7 @@ async fn a_partition_can_be_split_under_a_client() {
 }
 
 #[tokio::test]
-async fn the_sdks_own_fault_rules_work_above_the_wire() {
+async fn the_sdks_own_fault_rules_act_above_the_wire() {
     let account = LocalAccount::new();
     create_container(&account.client().await).await;
     let result = FaultInjectionResultBuilder::new().with_error(FaultInjectionErrorType::TooManyRequests).build();
@@ -234,12 +234,12 @@ async fn the_sdks_own_fault_rules_work_above_the_wire() {
     let client = account.client_with("faulty", vec![rule], |builder| builder).await.unwrap();
     let container = open_container(&client).await;
     container.create_item("p", "1", item("p", "1", 0), None).await.unwrap();
-    // The one that was throttled never came to the wire.
+    // The throttled request never reached the wire.
     assert_eq!(account.stats_of("faulty").of(RequestKind::Create).requests, 1);
 }
 
 #[tokio::test]
-async fn a_pools_request_timeout_holds_and_the_late_request_is_still_carried_out() {
+async fn a_request_that_timed_out_at_the_client_is_still_executed() {
     let account = LocalAccount::new();
     let other = create_container(&account.client().await).await;
     let pool = ConnectionPoolOptions::builder()
@@ -262,7 +262,7 @@ async fn a_pools_request_timeout_holds_and_the_late_request_is_still_carried_out
 }
 
 #[tokio::test]
-async fn containers_get_the_accounts_throughput_unless_they_ask_for_another() {
+async fn containers_have_the_throughput_of_the_account_by_default() {
     let account = LocalAccount::builder().with_throughput(1000).build();
     let container = create_container(&account.client().await).await;
     let throughput = container.read_throughput(None).await.unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! Every answer's charge follows the published prices.
+//! The charge of every answer follows the published prices.
 
 use azure_data_cosmos::models::{ContainerProperties, IndexingPolicy};
 use azure_data_cosmos::options::{ItemReadOptions, OperationOptionsBuilder, ReadConsistencyStrategy};
@@ -6,9 +6,9 @@ use azure_data_cosmos::{ContainerClient, TransactionalBatch};
 use duroxide_cosmos_emulator::{ConsistencyLevel, LocalAccount, RequestKind, WireAction, WireRule};
 use serde_json::{json, Value};
 
-use crate::scene::*;
+use crate::fixture::*;
 
-/// An account whose container indexes only the path `/value`.
+/// Creates an account whose container indexes only the path `/value`.
 async fn account_that_indexes_values() -> (LocalAccount, ContainerClient) {
     let account = LocalAccount::new();
     let client = account.client().await;
@@ -21,7 +21,7 @@ async fn account_that_indexes_values() -> (LocalAccount, ContainerClient) {
     (account, container)
 }
 
-/// A document whose JSON text has so many KB.
+/// Creates a document whose JSON text has this many KB.
 fn document(id: &str, kilobytes: usize, value: i64) -> Value {
     let empty = json!({ "id": id, "pk": "p", "value": value, "text": "" }).to_string().len();
     json!({ "id": id, "pk": "p", "value": value, "text": "x".repeat(kilobytes * 1024 - empty) })
@@ -71,7 +71,7 @@ async fn a_batch_costs_the_sum_of_its_operations() {
     let total = answer.headers().request_charge().unwrap().value();
     let results = answer.into_model().unwrap();
     let charges: Vec<f64> = results.results().iter().map(|result| result.request_charge().unwrap_or(0.0)).collect();
-    // What is read has the system's own properties, too: a little over 1 KB.
+    // The document that is read also has system properties, so it is a little over 1 KB.
     for (charge, expected) in charges.iter().zip([9.72, 10.3, 5.2, 1.01]) {
         assert_close(*charge, expected);
     }
@@ -80,7 +80,7 @@ async fn a_batch_costs_the_sum_of_its_operations() {
 }
 
 #[tokio::test]
-async fn what_is_refused_costs_1_and_what_is_throttled_nothing() {
+async fn a_refused_request_costs_1_and_a_throttled_one_is_free() {
     let (account, container) = account_that_indexes_values().await;
     assert_eq!(read(&container, "p", "missing").await, None);
     assert_close(account.stats().of(RequestKind::Read).charge, 1.0);
@@ -96,7 +96,7 @@ async fn what_is_refused_costs_1_and_what_is_throttled_nothing() {
 }
 
 #[tokio::test]
-async fn a_query_page_costs_its_partitions_and_its_bytes() {
+async fn the_charge_of_a_query_page_depends_on_partitions_and_bytes() {
     let account = LocalAccount::builder().with_partitions(3).build();
     let container = create_container(&account.client().await).await;
     account.reset_stats();
@@ -108,16 +108,16 @@ async fn a_query_page_costs_its_partitions_and_its_bytes() {
 }
 
 #[tokio::test]
-async fn a_read_that_asks_a_quorum_costs_double() {
+async fn a_quorum_read_costs_twice_as_much() {
     let (account, container) = account_that_indexes_values().await;
     container.create_item("p", "1", item("p", "1", 1), None).await.unwrap();
     let strategy =
         OperationOptionsBuilder::new().with_read_consistency_strategy(ReadConsistencyStrategy::LatestCommitted).build();
-    let decisive = || Some(ItemReadOptions::default().with_operation_options(strategy.clone()));
+    let latest_committed = || Some(ItemReadOptions::default().with_operation_options(strategy.clone()));
     account.reset_stats();
     read(&container, "p", "1").await;
     assert_close(account.stats().of(RequestKind::Read).charge, 1.0);
-    container.read_item("p", "1", decisive()).await.unwrap();
+    container.read_item("p", "1", latest_committed()).await.unwrap();
     assert_close(account.stats().of(RequestKind::Read).charge, 3.0);
 
     let strong = LocalAccount::builder().with_consistency(ConsistencyLevel::Strong).build();
@@ -128,7 +128,7 @@ async fn a_read_that_asks_a_quorum_costs_double() {
 }
 
 #[tokio::test]
-async fn a_document_that_was_put_past_the_wire_is_replaced_at_the_price_of_a_replacement() {
+async fn an_upsert_of_a_document_that_bypassed_the_wire_costs_a_replacement() {
     let (account, container) = account_that_indexes_values().await;
     assert!(account.put(DATABASE, CONTAINER, "p", &document("1", 1, 1)).await);
     assert_close(account.stats().items().charge, 0.0);

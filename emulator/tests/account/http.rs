@@ -11,8 +11,8 @@ use azure_data_cosmos::{
 use duroxide_cosmos_emulator::{Gate, LocalAccount, RequestKind, Served, WireAction, WireRule};
 use serde_json::Value;
 
-use crate::raw;
-use crate::scene::*;
+use crate::fixture::*;
+use crate::raw_http;
 
 const ANY_PORT: (Ipv4Addr, u16) = (Ipv4Addr::LOCALHOST, 0);
 
@@ -20,7 +20,7 @@ async fn serve(account: &LocalAccount) -> Served {
     account.serve(SocketAddr::from(ANY_PORT)).await.unwrap()
 }
 
-/// A client over HTTP, as an application builds it, but with a runtime of its own.
+/// Connects a client over HTTP, as an application does, but with its own runtime.
 async fn connect(account: AccountReference) -> Result<CosmosClient, CosmosError> {
     let runtime = CosmosRuntimeBuilder::new().build().await?;
     CosmosClientBuilder::new()
@@ -84,11 +84,11 @@ async fn clients_in_process_and_over_http_share_the_store() {
 }
 
 #[tokio::test]
-async fn a_client_with_a_door_of_its_own_is_known_by_it() {
+async fn requests_on_the_address_of_one_client_are_counted_as_its_own() {
     let account = LocalAccount::new();
     create_container(&account.client().await).await;
-    let door = account.serve_client(SocketAddr::from(ANY_PORT), "worker-1").await.unwrap();
-    let container = open_container(&connect_with_key(&door, account.key()).await.unwrap()).await;
+    let served = account.serve_client(SocketAddr::from(ANY_PORT), "worker-1").await.unwrap();
+    let container = open_container(&connect_with_key(&served, account.key()).await.unwrap()).await;
     let requests = account.stats().total().requests;
     assert!(account.put(DATABASE, CONTAINER, "p", &serde_json::json!(item("p", "a", 1))).await);
     assert_eq!(account.stats().total().requests, requests);
@@ -127,7 +127,7 @@ async fn a_token_is_accepted_once_it_is_registered() {
 }
 
 #[tokio::test]
-async fn a_token_can_not_change_the_accounts_structure() {
+async fn a_token_cannot_create_or_delete_databases_and_containers() {
     let account = LocalAccount::new();
     account.accept_any_token();
     create_container(&account.client().await).await;
@@ -160,33 +160,33 @@ async fn a_trailing_slash_is_accepted() {
     let account = LocalAccount::new();
     create_container(&account.client().await).await;
     let served = serve(&account).await;
-    let headers = raw::signed(account.key(), "get", "colls", "dbs/db/colls/items");
-    let (status, body) = raw::send(&served, "GET", "/dbs/db/colls/items/", &headers, "").await;
+    let headers = raw_http::signed(account.key(), "get", "colls", "dbs/db/colls/items");
+    let (status, body) = raw_http::send(&served, "GET", "/dbs/db/colls/items/", &headers, "").await;
     assert_eq!(status, Some(200), "{body}");
 
-    let mut headers = raw::signed(account.key(), "post", "docs", "dbs/db/colls/items");
+    let mut headers = raw_http::signed(account.key(), "post", "docs", "dbs/db/colls/items");
     headers.push(("x-ms-documentdb-partitionkey", r#"["p"]"#.to_owned()));
     let body = r#"{"id":"1","pk":"p","value":1}"#;
-    let (status, body) = raw::send(&served, "POST", "/dbs/db/colls/items/docs/", &headers, body).await;
+    let (status, body) = raw_http::send(&served, "POST", "/dbs/db/colls/items/docs/", &headers, body).await;
     assert_eq!(status, Some(201), "{body}");
 }
 
 #[tokio::test]
-async fn a_request_without_credential_is_refused_in_the_services_words() {
+async fn a_request_without_credential_is_refused_as_by_the_service() {
     let account = LocalAccount::new();
     let served = serve(&account).await;
-    let (status, body) = raw::send(&served, "GET", "/", &[], "").await;
+    let (status, body) = raw_http::send(&served, "GET", "/", &[], "").await;
     assert_eq!(status, Some(401));
     let body: Value = serde_json::from_str(&body).unwrap();
     assert_eq!(body["code"], "Unauthorized");
 }
 
 #[tokio::test]
-async fn the_account_names_the_address_that_was_called() {
+async fn the_account_reports_the_address_that_the_client_called() {
     let account = LocalAccount::builder().with_regions(&["West Europe", "North Europe"]).build();
     let served = serve(&account).await;
-    let headers = raw::signed(account.key(), "get", "", "");
-    let (status, body) = raw::send(&served, "GET", "/", &headers, "").await;
+    let headers = raw_http::signed(account.key(), "get", "", "");
+    let (status, body) = raw_http::send(&served, "GET", "/", &headers, "").await;
     assert_eq!(status, Some(200));
     let body: Value = serde_json::from_str(&body).unwrap();
     for locations in ["readableLocations", "writableLocations"] {
@@ -198,7 +198,7 @@ async fn the_account_names_the_address_that_was_called() {
 }
 
 #[tokio::test]
-async fn the_control_endpoints_count_fault_and_split() {
+async fn the_control_endpoints_count_requests_inject_faults_and_split_partitions() {
     let account = LocalAccount::new();
     let container = create_container(&account.client().await).await;
     let served = serve(&account).await;
@@ -206,7 +206,7 @@ async fn the_control_endpoints_count_fault_and_split() {
         let served = &served;
         async move {
             let path = format!("/_emulator/{path}");
-            let (status, body) = raw::send(served, method, &path, &[], body).await;
+            let (status, body) = raw_http::send(served, method, &path, &[], body).await;
             (status.unwrap(), serde_json::from_str::<Value>(&body).unwrap())
         }
     };
@@ -252,14 +252,14 @@ async fn the_control_endpoints_count_fault_and_split() {
     assert!(account.wire().misbehaviours().is_empty());
 }
 
-/// Sends a batch without the atomic flag; the status, and that of each operation.
-async fn send_bulk(account: &LocalAccount, served: &Served, goes_on: bool, operations: &Value) -> (u16, Vec<u64>) {
-    let mut headers = raw::signed(account.key(), "post", "docs", "dbs/db/colls/items");
+/// Sends a batch without the atomic flag. Returns its status and that of each operation.
+async fn send_bulk(account: &LocalAccount, served: &Served, continues: bool, operations: &Value) -> (u16, Vec<u64>) {
+    let mut headers = raw_http::signed(account.key(), "post", "docs", "dbs/db/colls/items");
     headers.push(("x-ms-cosmos-is-batch-request", "true".to_owned()));
-    headers.push(("x-ms-cosmos-batch-continue-on-error", goes_on.to_string()));
+    headers.push(("x-ms-cosmos-batch-continue-on-error", continues.to_string()));
     headers.push(("x-ms-documentdb-partitionkeyrangeid", "0".to_owned()));
     let body = operations.to_string();
-    let (status, body) = raw::send(served, "POST", "/dbs/db/colls/items/docs", &headers, &body).await;
+    let (status, body) = raw_http::send(served, "POST", "/dbs/db/colls/items/docs", &headers, &body).await;
     let results: Vec<Value> = serde_json::from_str(&body).unwrap();
     (status.unwrap(), results.iter().map(|result| result["statusCode"].as_u64().unwrap()).collect())
 }
@@ -287,22 +287,22 @@ async fn a_batch_without_the_atomic_flag_runs_its_operations_one_by_one() {
 }
 
 #[tokio::test]
-async fn only_loopback_is_served() {
+async fn only_loopback_addresses_are_served() {
     let account = LocalAccount::new();
     let refused = account.serve(SocketAddr::from(([0, 0, 0, 0], 0))).await;
     assert_eq!(refused.unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
 }
 
 #[tokio::test]
-async fn a_held_request_does_not_keep_the_server_from_stopping() {
+async fn the_server_stops_although_a_request_is_held() {
     let account = LocalAccount::new();
     let served = serve(&account).await;
     let gate = Gate::new();
     let hold = WireAction::HoldBefore(gate.clone());
     account.wire().add(WireRule::new(hold));
     let addr = served.addr();
-    let headers = raw::signed(account.key(), "get", "", "");
-    let request = raw::send(&served, "GET", "/", &headers, "");
+    let headers = raw_http::signed(account.key(), "get", "", "");
+    let request = raw_http::send(&served, "GET", "/", &headers, "");
     let shutdown = async {
         gate.reached().await;
         addr

@@ -2,12 +2,12 @@
 
 mod basics;
 mod charges;
+mod fixture;
 mod http;
 mod misbehaviours;
 mod partitions;
 mod program;
 mod queries;
-mod raw;
+mod raw_http;
 mod rules;
-mod scene;
 mod time_to_live;

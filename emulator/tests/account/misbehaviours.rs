@@ -1,4 +1,4 @@
-//! What the account does wrong on request.
+//! Misbehaviours that a test turns on.
 
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use azure_data_cosmos::{ContainerClient, FeedScope, Query, TransactionalBatch};
 use duroxide_cosmos_emulator::{LocalAccount, Misbehaviour, RequestKind, Until, WireAction, WireRule};
 use futures::TryStreamExt;
 
-use crate::scene::*;
+use crate::fixture::*;
 
 async fn account_with_items(partitions: u32, count: i64) -> (LocalAccount, ContainerClient) {
     let account = LocalAccount::builder().with_partitions(partitions).build();
@@ -30,7 +30,7 @@ async fn run(container: &ContainerClient, batch: TransactionalBatch) -> Vec<u16>
     answer.results().iter().map(|result| result.status_code()).collect()
 }
 
-/// Two creations, the second of which fails where it exists already, and a third.
+/// Returns a batch of three creations with consecutive ids.
 fn creations(first: i64) -> TransactionalBatch {
     let mut batch = TransactionalBatch::new("p");
     for n in first..first + 3 {
@@ -40,7 +40,7 @@ fn creations(first: i64) -> TransactionalBatch {
 }
 
 #[tokio::test]
-async fn a_batch_that_lost_its_atomic_flag_keeps_what_it_did_before_the_failure() {
+async fn a_batch_without_its_atomic_flag_is_not_rolled_back() {
     let (account, container) = account_with_items(1, 0).await;
     container.create_item("p", "2", item("p", "2", 0), None).await.unwrap();
     assert_eq!(run(&container, creations(1)).await, [424, 409, 424]);
@@ -59,7 +59,7 @@ async fn a_batch_that_lost_its_atomic_flag_keeps_what_it_did_before_the_failure(
 }
 
 #[tokio::test]
-async fn every_operation_works_in_a_batch_that_lost_its_atomic_flag() {
+async fn every_operation_works_in_a_batch_without_its_atomic_flag() {
     let (account, container) = account_with_items(1, 0).await;
     container.create_item("p", "1", item("p", "1", 0), None).await.unwrap();
     container.create_item("p", "2", item("p", "2", 0), None).await.unwrap();
@@ -83,7 +83,7 @@ async fn every_operation_works_in_a_batch_that_lost_its_atomic_flag() {
 }
 
 #[tokio::test]
-async fn batches_can_ignore_their_conditions() {
+async fn batches_can_ignore_their_etag_conditions() {
     let (account, container) = account_with_items(1, 0).await;
     container.create_item("p", "1", item("p", "1", 0), None).await.unwrap();
     let stale = || {
@@ -96,7 +96,7 @@ async fn batches_can_ignore_their_conditions() {
     assert_eq!(run(&container, stale()).await, [412]);
     account.wire().misbehave(Misbehaviour::BatchesIgnoreIfMatch);
     assert_eq!(run(&container, stale()).await, [200]);
-    // Also where the operations run one by one.
+    // The same holds if the operations run one by one.
     account.wire().misbehave(Misbehaviour::BatchesNotAtomic);
     assert_eq!(run(&container, stale()).await, [200]);
 }
@@ -124,7 +124,7 @@ const QUERIES: [&str; 4] = [
 ];
 
 #[tokio::test]
-async fn empty_pages_come_before_every_page_and_lose_no_row() {
+async fn an_empty_page_precedes_every_page_and_no_row_is_lost() {
     let (account, container) = account_with_items(3, 20).await;
     let mut expected = Vec::new();
     for text in QUERIES {
@@ -138,7 +138,7 @@ async fn empty_pages_come_before_every_page_and_lose_no_row() {
     }
     assert!(account.stats().of(RequestKind::Query).requests >= 2 * without);
 
-    // With continuations of the client's own between the pages, too.
+    // The same with several real pages.
     account.wire().misbehave(Misbehaviour::SmallPages(NonZeroU32::new(3).unwrap()));
     for text in QUERIES {
         let rows = if text.contains("TOP") { 15 } else { 20 };
@@ -151,7 +151,7 @@ async fn empty_pages_come_before_every_page_and_lose_no_row() {
 }
 
 #[tokio::test]
-async fn a_page_can_have_fewer_rows_than_the_client_asked_for() {
+async fn a_page_can_have_fewer_rows_than_the_client_requested() {
     let (account, container) = account_with_items(1, 20).await;
     for text in QUERIES {
         account.wire().behave();
@@ -165,7 +165,7 @@ async fn a_page_can_have_fewer_rows_than_the_client_asked_for() {
 }
 
 #[tokio::test]
-async fn a_page_can_take_long() {
+async fn a_page_can_be_slow() {
     let (account, container) = account_with_items(1, 1).await;
     account.wire().misbehave(Misbehaviour::SlowPages(Duration::from_millis(80)));
     let begun = Instant::now();
@@ -174,7 +174,7 @@ async fn a_page_can_take_long() {
 }
 
 #[tokio::test]
-async fn a_new_container_is_missing_for_some_requests_or_some_time() {
+async fn a_new_container_is_missing_for_some_requests_or_for_some_time() {
     for (substatus, until) in [(1013, Until::Requests(2)), (1003, Until::Time(Duration::from_millis(150)))] {
         let account = LocalAccount::new();
         let client = account.client().await;
@@ -201,7 +201,7 @@ async fn a_new_container_is_missing_for_some_requests_or_some_time() {
 }
 
 #[tokio::test]
-async fn access_to_items_can_be_refused_in_the_services_words() {
+async fn access_to_items_can_be_refused_with_the_services_message() {
     let (account, container) = account_with_items(1, 0).await;
     let cases = [
         (Misbehaviour::Forbidden(None), 403, None, "firewall"),
@@ -222,7 +222,7 @@ async fn access_to_items_can_be_refused_in_the_services_words() {
 }
 
 #[tokio::test]
-async fn queries_with_a_certain_word_can_be_refused() {
+async fn queries_that_contain_a_text_can_be_refused() {
     let (account, container) = account_with_items(1, 1).await;
     account.wire().misbehave(Misbehaviour::RefuseQuery("c[\"value\"]".to_owned()));
     let scope = FeedScope::partition("pk0");
@@ -233,7 +233,7 @@ async fn queries_with_a_certain_word_can_be_refused() {
 }
 
 #[tokio::test]
-async fn an_account_can_have_other_prices() {
+async fn charges_can_be_multiplied() {
     let (account, container) = account_with_items(1, 1).await;
     account.wire().misbehave(Misbehaviour::ChargesTimes(3.0));
     read(&container, "pk0", "1").await;
@@ -255,7 +255,7 @@ async fn writes_can_return_the_whole_document() {
 }
 
 #[tokio::test]
-async fn headers_that_an_account_does_not_know_are_refused() {
+async fn requests_with_a_priority_or_latest_committed_can_be_refused() {
     let (account, container) = account_with_items(1, 1).await;
     let low = OperationOptionsBuilder::new()
         .with_throughput_control(ThroughputControlOptionsBuilder::new().with_priority_level(PriorityLevel::Low).build())
@@ -280,7 +280,7 @@ async fn headers_that_an_account_does_not_know_are_refused() {
 }
 
 #[tokio::test]
-async fn queries_can_be_allowed_to_scan() {
+async fn queries_can_be_made_to_scan() {
     let (account, container) = account_with_items(1, 1).await;
     account.wire().misbehave(Misbehaviour::ScanUnindexed);
     let scans = WireRule::new(WireAction::Delay(Duration::ZERO))

@@ -8,7 +8,7 @@ use azure_data_cosmos::{ContainerClient, FeedScope, Query, TransactionalBatch};
 use duroxide_cosmos_emulator::{LocalAccount, Misbehaviour};
 use futures::TryStreamExt;
 
-use crate::scene::*;
+use crate::fixture::*;
 
 const ALL: &str = "SELECT * FROM c ORDER BY c[\"value\"]";
 
@@ -29,7 +29,7 @@ async fn query_range(container: &ContainerClient, range: FeedRange) -> Result<Ve
 }
 
 #[tokio::test]
-async fn a_query_may_ask_for_whole_partitions() {
+async fn a_query_can_read_whole_partitions() {
     let (_account, container) = account_with(4).await;
     let ranges = container.read_feed_ranges(None).await.unwrap();
     assert_eq!(ranges.len(), 4);
@@ -42,7 +42,7 @@ async fn a_query_may_ask_for_whole_partitions() {
 }
 
 #[tokio::test]
-async fn a_window_inside_a_partition_is_refused_as_by_the_gateway() {
+async fn a_query_of_a_part_of_a_partition_is_refused_as_by_the_gateway() {
     let (account, container) = account_with(1).await;
     let account_of_four = account_with(4).await;
     let quarters = account_of_four.1.read_feed_ranges(None).await.unwrap();
@@ -65,7 +65,7 @@ async fn queries_work_right_after_a_split() {
 }
 
 #[tokio::test]
-async fn a_query_goes_on_where_it_is_after_a_split() {
+async fn a_query_in_progress_continues_after_a_split() {
     for text in [ALL, "SELECT * FROM c", "SELECT * FROM c WHERE c[\"value\"] >= 0"] {
         let (account, container) = account_with(2).await;
         account.wire().misbehave(Misbehaviour::SmallPages(NonZeroU32::new(3).unwrap()));
@@ -89,7 +89,7 @@ async fn a_query_goes_on_where_it_is_after_a_split() {
 }
 
 #[tokio::test]
-async fn a_query_for_a_partition_that_was_merged_away_is_refused_with_400() {
+async fn a_query_of_a_partition_replaced_by_a_merge_is_refused_with_400() {
     let (account, container) = account_with(3).await;
     assert_eq!(query(&container, ALL).await.len(), 40);
     let merged = account.merge(DATABASE, CONTAINER, 0, 1).await.unwrap();
@@ -99,7 +99,7 @@ async fn a_query_for_a_partition_that_was_merged_away_is_refused_with_400() {
     let pages = container.query_items::<Item>(Query::from(ALL), FeedScope::full_container(), None).await;
     let refused = pages.unwrap().try_collect::<Vec<_>>().await;
     assert_eq!(status(&refused.unwrap_err()), 400);
-    // Items are read and written as before, and a new client sees the new partitions.
+    // Reads and writes of items work as before, and a new client sees the new partitions.
     for n in 0..40 {
         let pk = format!("pk{n}");
         assert!(read(&container, &pk, "1").await.is_some());
@@ -108,14 +108,14 @@ async fn a_query_for_a_partition_that_was_merged_away_is_refused_with_400() {
     }
     let fresh = open_container(&account.client_named("fresh").await).await;
     assert_eq!(query(&fresh, ALL).await.len(), 40);
-    // The old client does so once it has looked up the partitions.
+    // The old client sees them after it has refreshed its partition map.
     let look_up = ReadFeedRangesOptions::default().with_force_refresh(true);
     container.read_feed_ranges(Some(look_up)).await.unwrap();
     assert_eq!(query(&container, ALL).await.len(), 40);
 }
 
 #[tokio::test]
-async fn only_neighbours_can_be_merged() {
+async fn only_adjacent_partitions_can_be_merged() {
     let (account, container) = account_with(3).await;
     assert!(account.merge(DATABASE, CONTAINER, 0, 2).await.is_err());
     assert_eq!(account.partitions(DATABASE, CONTAINER), [0, 1, 2]);

@@ -1,4 +1,4 @@
-//! The program itself.
+//! The program: its messages and exit codes.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
@@ -26,17 +26,17 @@ fn a_remote_address_is_refused() {
 }
 
 #[test]
-fn it_says_where_it_listens_and_which_key_to_use() {
+fn the_program_prints_its_endpoint_and_key() {
     let mut program =
         Command::new(PROGRAM).args(["--port", "0", "--key", "a2V5"]).stdout(Stdio::piped()).spawn().unwrap();
     let output = BufReader::new(program.stdout.take().unwrap());
-    let said: Vec<String> = output.lines().map_while(Result::ok).take(7).collect();
+    let printed: Vec<String> = output.lines().map_while(Result::ok).take(7).collect();
     program.kill().unwrap();
     program.wait().unwrap();
-    let said = said.join("\n");
-    assert!(said.contains("nothing is kept on disk"), "{said}");
-    assert!(said.contains("COSMOS_ENDPOINT=http://127.0.0.1:"), "{said}");
-    assert!(said.contains("COSMOS_KEY=a2V5"), "{said}");
+    let printed = printed.join("\n");
+    assert!(printed.contains("stores nothing on disk"), "{printed}");
+    assert!(printed.contains("COSMOS_ENDPOINT=http://127.0.0.1:"), "{printed}");
+    assert!(printed.contains("COSMOS_KEY=a2V5"), "{printed}");
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn a_key_that_is_not_base64_is_refused() {
 }
 
 #[test]
-fn a_misbehaviour_that_is_unknown_is_refused_with_the_list() {
+fn an_unknown_misbehaviour_is_refused_with_the_list() {
     let output = Command::new(PROGRAM).args(["--port", "0", "--misbehave", "explode"]).output().unwrap();
     assert!(!output.status.success());
     let message = String::from_utf8(output.stderr).unwrap();
@@ -56,12 +56,12 @@ fn a_misbehaviour_that_is_unknown_is_refused_with_the_list() {
 }
 
 #[test]
-fn it_says_how_it_misbehaves() {
+fn the_program_prints_its_misbehaviours() {
     let options = ["--port", "0", "--misbehave", "empty-pages", "--misbehave", "slow-pages=4s"];
     let mut program = Command::new(PROGRAM).args(options).stdout(Stdio::piped()).spawn().unwrap();
     let output = BufReader::new(program.stdout.take().unwrap());
-    let said: Vec<String> = output.lines().map_while(Result::ok).take(9).collect();
+    let printed: Vec<String> = output.lines().map_while(Result::ok).take(9).collect();
     program.kill().unwrap();
     program.wait().unwrap();
-    assert_eq!(said[7..], ["Misbehaves: empty-pages", "Misbehaves: slow-pages=4000ms"]);
+    assert_eq!(printed[7..], ["Misbehaviour: empty-pages", "Misbehaviour: slow-pages=4000ms"]);
 }

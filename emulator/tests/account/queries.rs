@@ -1,4 +1,4 @@
-//! Queries that the service refuses, and such that only the SDK's emulator would.
+//! Queries that the service refuses, and queries that only the SDK's emulator would refuse.
 
 use azure_data_cosmos::models::{CompositeIndex, CompositeIndexOrder, CompositeIndexProperty};
 use azure_data_cosmos::models::{ContainerProperties, IndexingPolicy};
@@ -7,15 +7,15 @@ use duroxide_cosmos_emulator::LocalAccount;
 use futures::TryStreamExt;
 use serde_json::{json, Value};
 
-use crate::raw;
-use crate::scene::{create_container, item, open_container, status, CONTAINER, DATABASE};
+use crate::fixture::{create_container, item, open_container, status, CONTAINER, DATABASE};
+use crate::raw_http;
 
 async fn find(container: &ContainerClient, query: impl Into<Query>) -> Result<Vec<Value>, CosmosError> {
     let pages = container.query_items(query.into(), FeedScope::full_container(), None).await?;
     pages.try_collect().await
 }
 
-/// The query in one logical partition, which needs no plan.
+/// Queries one logical partition, which needs no query plan.
 async fn find_in(container: &ContainerClient, pk: &str, query: &str) -> Result<Vec<Value>, CosmosError> {
     let pages = container.query_items(Query::from(query), FeedScope::partition(pk.to_owned()), None).await?;
     pages.try_collect().await
@@ -55,7 +55,7 @@ async fn a_text_outside_the_grammar_is_refused() {
     assert_refused(&container, "SELECT * FROM c WHERE c.value = 1", "near 'value'").await;
     assert_refused(&container, "SELECT * FROM c WHERE", "unexpected end-of-file").await;
     assert_refused(&container, "SELECT * FROM c WHERE due = 1", "Identifier 'due' could not be resolved.").await;
-    // The SDK asks for a plan of this one, and the plan is refused.
+    // The SDK requests a plan of this query, and the account refuses the plan.
     assert_refused(&container, "SELECT c.by, COUNT(1) AS n FROM c GROUP BY c.by", "near 'by'").await;
     assert_eq!(find(&container, r#"SELECT c["by"] FROM c"#).await.unwrap(), [] as [Value; 0]);
 }
@@ -75,16 +75,16 @@ async fn a_parameter_without_a_value_is_refused() {
 }
 
 #[tokio::test]
-async fn a_refusal_has_the_services_shape() {
+async fn a_refusal_has_the_services_format() {
     let account = LocalAccount::new();
     create_container(&account.client().await).await;
     let served = account.serve("127.0.0.1:0".parse().unwrap()).await.unwrap();
     let link = format!("dbs/{DATABASE}/colls/{CONTAINER}");
     for header in ["x-ms-documentdb-isquery", "x-ms-cosmos-is-query-plan-request"] {
-        let mut headers = raw::signed(account.key(), "post", "docs", &link);
+        let mut headers = raw_http::signed(account.key(), "post", "docs", &link);
         headers.push((header, "true".to_owned()));
         let body = json!({ "query": "SELECT c.by FROM c" }).to_string();
-        let (code, answer) = raw::send(&served, "POST", &format!("/{link}/docs"), &headers, &body).await;
+        let (code, answer) = raw_http::send(&served, "POST", &format!("/{link}/docs"), &headers, &body).await;
         assert_eq!(code, Some(400));
         let answer: Value = serde_json::from_str(&answer).unwrap();
         assert_eq!(answer["code"], "BadRequest");
@@ -100,9 +100,10 @@ async fn a_refusal_has_the_services_shape() {
     served.shutdown().await;
 }
 
-/// Not the partition key: the SDK's planner resolves no escape sequences and looks into the wrong partition.
+/// The test does not filter by the partition key: the SDK's planner resolves no escape sequences, so it would query the
+/// wrong partition.
 #[tokio::test]
-async fn strings_are_found_in_both_quotes() {
+async fn string_literals_match_in_both_quotes() {
     let account = LocalAccount::builder().with_partitions(3).build();
     let container = create_container(&account.client().await).await;
     for (n, text) in ["p1", "it's", r"a\b", "say \"hi\"", "line\nbreak", "🦀"].into_iter().enumerate() {
@@ -129,7 +130,7 @@ async fn strings_are_found_in_both_quotes() {
 }
 
 #[tokio::test]
-async fn a_reserved_word_in_brackets_is_a_property_like_any_other() {
+async fn a_reserved_word_in_brackets_is_an_ordinary_property() {
     let account = LocalAccount::builder().with_partitions(4).build();
     let container = create_container(&account.client().await).await;
     for n in 0..20 {
@@ -143,7 +144,7 @@ async fn a_reserved_word_in_brackets_is_a_property_like_any_other() {
 }
 
 #[tokio::test]
-async fn a_filter_needs_an_index_or_leave_to_scan() {
+async fn a_filter_needs_an_index_or_permission_to_scan() {
     let account = LocalAccount::new();
     let container = container_with(&account, only(&["/a/?", "/lock/until/?"])).await;
     assert_eq!(find(&container, "SELECT * FROM c WHERE c.a < 2 AND c.lock.until > 0").await.unwrap().len(), 1);
@@ -156,19 +157,19 @@ async fn a_filter_needs_an_index_or_leave_to_scan() {
     let served = account.serve("127.0.0.1:0".parse().unwrap()).await.unwrap();
     let link = format!("dbs/{DATABASE}/colls/{CONTAINER}");
     for (allowed, expected) in [("false", 400), ("true", 200)] {
-        let mut headers = raw::signed(account.key(), "post", "docs", &link);
+        let mut headers = raw_http::signed(account.key(), "post", "docs", &link);
         headers.push(("x-ms-documentdb-isquery", "true".to_owned()));
         headers.push(("x-ms-documentdb-partitionkey", r#"["p"]"#.to_owned()));
         headers.push(("x-ms-documentdb-query-enable-scan", allowed.to_owned()));
         let body = json!({ "query": "SELECT * FROM c WHERE c.b = 1" }).to_string();
-        let (code, _) = raw::send(&served, "POST", &format!("/{link}/docs"), &headers, &body).await;
+        let (code, _) = raw_http::send(&served, "POST", &format!("/{link}/docs"), &headers, &body).await;
         assert_eq!(code, Some(expected), "{allowed}");
     }
     served.shutdown().await;
 }
 
 #[tokio::test]
-async fn an_account_can_serve_every_filter_by_a_scan() {
+async fn an_account_can_scan_for_every_filter() {
     let account = LocalAccount::builder().with_unindexed_filters(true).build();
     let container = container_with(&account, only(&["/a/?"])).await;
     assert_eq!(find(&container, "SELECT * FROM c WHERE c.b = 1").await.unwrap().len(), 1);
@@ -176,7 +177,7 @@ async fn an_account_can_serve_every_filter_by_a_scan() {
 }
 
 #[tokio::test]
-async fn an_order_needs_an_index_and_one_of_several_paths_a_composite_index() {
+async fn an_order_by_one_path_needs_an_index_and_by_several_a_composite_index() {
     let account = LocalAccount::builder().with_partitions(2).build();
     let composite = CompositeIndex::default()
         .with_property(CompositeIndexProperty::new("/a", CompositeIndexOrder::Ascending))
@@ -195,7 +196,7 @@ async fn an_order_needs_an_index_and_one_of_several_paths_a_composite_index() {
 }
 
 #[tokio::test]
-async fn a_new_indexing_policy_holds_at_once() {
+async fn a_new_indexing_policy_takes_effect_at_once() {
     let account = LocalAccount::new();
     let container = container_with(&account, only(&["/a/?"])).await;
     let text = "SELECT * FROM c WHERE c.b = 1";

@@ -3,13 +3,13 @@ use std::time::Duration;
 use azure_data_cosmos::TransactionalBatch;
 use duroxide_cosmos_emulator::{Gate, LocalAccount, RequestKind, WireAction, WireRule};
 
-use crate::scene::*;
+use crate::fixture::*;
 
 const THROTTLE: WireAction =
     WireAction::Refuse { status: 429, substatus: Some(3200), retry_after: Some(Duration::from_millis(1)) };
 
 #[tokio::test]
-async fn a_lost_answer_hides_a_batch_that_happened() {
+async fn a_batch_whose_answer_is_lost_is_applied() {
     let account = LocalAccount::new();
     let container = create_container(&account.client().await).await;
     let lose = WireRule::new(WireAction::LoseAnswer).on(RequestKind::Batch).times(1);
@@ -17,7 +17,7 @@ async fn a_lost_answer_hides_a_batch_that_happened() {
     let batch = TransactionalBatch::new("p").create_item(item("p", "1", 1)).unwrap();
     let response = container.execute_transactional_batch(batch, None).await;
 
-    // The SDK sends it again, and the second one finds what the first one did.
+    // The SDK sends the batch again, and the repeat finds the item of the first one.
     let results = response.unwrap().into_model().unwrap();
     assert_eq!(results.results()[0].status_code(), 409);
     assert_eq!(lost.hits(), 1);
@@ -60,7 +60,7 @@ async fn a_held_request_waits_for_its_gate() {
 }
 
 #[tokio::test]
-async fn a_held_answer_belongs_to_a_request_that_happened() {
+async fn a_request_whose_answer_is_held_is_applied() {
     let account = LocalAccount::new();
     let container = create_container(&account.client_named("slow").await).await;
     let other = open_container(&account.client_named("other").await).await;
@@ -78,8 +78,8 @@ async fn a_held_answer_belongs_to_a_request_that_happened() {
 }
 
 #[tokio::test]
-async fn a_lost_answer_counts_once_the_store_has_carried_the_request_out() {
-    // A request takes a while to arrive: whoever waited for its arrival alone would look too early.
+async fn a_lost_answer_counts_after_the_store_has_executed_the_request() {
+    // With this latency, a test that waited only for the arrival of the request would read the store too early.
     let account = LocalAccount::builder().with_latency(Duration::from_millis(50)).build();
     let container = create_container(&account.client().await).await;
     let lost = account.wire().add(WireRule::new(WireAction::LoseAnswer).on(RequestKind::Create));
@@ -89,7 +89,7 @@ async fn a_lost_answer_counts_once_the_store_has_carried_the_request_out() {
 }
 
 #[tokio::test]
-async fn a_refusal_ends_after_its_times() {
+async fn a_rule_is_applied_at_most_as_often_as_it_says() {
     let account = LocalAccount::new();
     let container = create_container(&account.client().await).await;
     let rule = WireRule::new(THROTTLE).on(RequestKind::Create).times(2);
@@ -102,7 +102,7 @@ async fn a_refusal_ends_after_its_times() {
 }
 
 #[tokio::test]
-async fn rules_match_on_what_a_request_says() {
+async fn rules_match_on_the_properties_of_a_request() {
     let account = LocalAccount::new();
     let container = create_container(&account.client().await).await;
     let refuse = WireAction::Refuse { status: 403, substatus: None, retry_after: None };

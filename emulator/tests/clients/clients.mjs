@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 
-// The client is installed in the build directory, where an import from here would not look.
+// The client is installed in the build directory, where a normal import does not look.
 const require = createRequire(join(process.env.CLIENTS_DIR, "package.json"));
 const { CosmosClient } = require("@azure/cosmos");
 
@@ -69,7 +69,7 @@ const replace = (resourceBody, ifMatch) => ({ operationType: "Replace", id: reso
 const read = (id) => ({ operationType: "Read", id });
 const remove = (id, ifMatch) => ({ operationType: "Delete", id, ifMatch });
 
-/** Runs a batch: its status, and each operation's. */
+/** Runs a batch. Returns its status and that of each operation. */
 async function runBatch(container, operations, partition) {
   const answer = await container.items.batch(operations, partition);
   return { status: answer.code, each: answer.result.map((result) => result.statusCode), results: answer.result };
@@ -133,7 +133,7 @@ check("a replace needs the current etag", async ({ container }) => {
 
 check("an absent item is not found", async ({ client, container }) => {
   const nothing = container.item("nothing", "absent");
-  // A read of an absent item is no error to this client.
+  // This client reports the read of an absent item without an error.
   assert.equal((await nothing.read()).statusCode, 404);
   await refused(404, () => nothing.replace(item("absent", "nothing")));
   await refused(404, () => nothing.delete());
@@ -204,7 +204,7 @@ check("a batch of 100 operations is applied", async ({ container }) => {
 });
 
 check("a batch of 101 operations is refused", async ({ container }) => {
-  // The client counts by itself and sends nothing, so one operation joins the others behind its back.
+  // The client itself refuses 101 operations, so a plugin adds one to the request.
   const operations = Array.from({ length: 100 }, (_, n) => create(item("batch101", `${n}`)));
   const addOne = async (request, _diagnostics, next) => {
     if (request.operationType === "batch") request.body = [...request.body, create(item("batch101", "100"))];
@@ -249,13 +249,13 @@ check("strings stand in double quotes", async ({ container }) => {
 
 check("pages across partitions have each row once", async ({ container }) => {
   const text = "SELECT * FROM c WHERE c.kind = 'spread'";
-  // First the account goes from partition to partition, then the client does.
+  // First the account visits the partitions one by one, then the client does.
   for (const how of [{}, { enableQueryControl: true }]) {
     const found = [];
     let continuationToken;
     let pages = 0;
     do {
-      // Each page is a query of its own, so the token alone says where it begins.
+      // Each page is a separate query, so only the token determines where it begins.
       const query = container.items.query(text, { maxItemCount: 3, continuationToken, ...how });
       const page = await query.fetchNext();
       assert.ok(page.resources.length <= 3, `a page has ${page.resources.length} rows`);
@@ -285,7 +285,7 @@ check("rows across partitions come in descending order", async ({ container }) =
 });
 
 check("rows across partitions are counted", async ({ container }) => {
-  // Not by a plan of the client's: the SDK's emulator plans no aggregates.
+  // The client must not plan this query: the SDK's emulator plans no aggregates.
   const rows = await ask(container, "SELECT VALUE COUNT(1) FROM c WHERE c.kind = 'spread'");
   assert.deepEqual(rows, [ROWS]);
 });
@@ -360,7 +360,7 @@ for (const { name, run } of checks) {
     await run({ client, container });
     console.log(`ok ${name}`);
   } catch (error) {
-    // A check that fails must not hide the others.
+    // A failed check must not hide the others.
     failures += 1;
     console.log(`FAILED ${name}`);
     console.error(`${name}: ${error.stack ?? error}`);

@@ -22,7 +22,7 @@ CHECKS = []
 
 
 def check(function):
-    """Registers a check. Its name is the function's, with spaces."""
+    """Registers a check. Its name is that of the function, with spaces."""
     CHECKS.append((function.__name__.replace("_", " "), function))
     return function
 
@@ -42,14 +42,14 @@ def refused(status, call):
 
 
 class Answers:
-    """Notes the status and the charge of each answer to the calls that pass `**answers.hook`."""
+    """Records the status and the charge of each answer to the calls that pass `**answers.hook`."""
 
     def __init__(self):
         self.statuses = []
         self.charges = []
-        self.hook = {"raw_response_hook": self.note}
+        self.hook = {"raw_response_hook": self.record}
 
-    def note(self, response):
+    def record(self, response):
         self.statuses.append(response.http_response.status_code)
         self.charges.append(float(response.http_response.headers["x-ms-request-charge"]))
 
@@ -76,7 +76,7 @@ def ask(container, text, **options):
 
 
 def run_failing_batch(container, operations, partition):
-    """Runs a batch that the account must roll back: the batch's status, and each operation's."""
+    """Runs a batch that the account must roll back. Returns its status and that of each operation."""
     answers = Answers()
     try:
         container.execute_item_batch(operations, partition, **answers.hook)
@@ -266,7 +266,7 @@ def strings_stand_in_double_quotes(_client, container):
 def pages_across_partitions_have_each_row_once(_client, container):
     found, token, pages = [], None, 0
     while True:
-        # Each page is a query of its own, so the token alone says where it begins.
+        # Each page is a separate query, so only the token determines where it begins.
         query = container.query_items(
             "SELECT * FROM c WHERE c.kind = 'spread'", enable_cross_partition_query=True, max_item_count=3
         )
@@ -362,7 +362,7 @@ def main():
         try:
             function(client, container)
             print(f"ok {name}", flush=True)
-        except Exception as error:  # A check that fails must not hide the others.
+        except Exception as error:  # A failed check must not hide the others.
             failures += 1
             print(f"FAILED {name}", flush=True)
             reason = str(error) if isinstance(error, AssertionError) else traceback.format_exc()

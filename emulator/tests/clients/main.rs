@@ -1,7 +1,7 @@
-//! The account as Microsoft's Python and JavaScript clients find it.
+//! Tests the local account with Microsoft's Python and JavaScript clients.
 //!
-//! Each script runs the same checks with one client. `.ci/clients` installs the clients in the build directory. Without
-//! them the tests are skipped, unless `DUROXIDE_COSMOS_CLIENTS=required` is set.
+//! Each script runs the same checks with one client. `.ci/clients` installs the clients in the build directory. If a
+//! client is missing, its test is skipped, unless `DUROXIDE_COSMOS_CLIENTS=required` is set.
 
 use std::env;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -15,10 +15,10 @@ use tokio::time::timeout;
 
 const PARTITIONS: u32 = 4;
 
-/// A client that waits for an answer in vain must not hold up the tests.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// How long a script may take. A client that waits for an answer forever must not block the tests.
+const SCRIPT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The checks that each script has to run, in this order.
+/// The checks that each script runs, in this order.
 const CHECKS: [&str; 25] = [
     "a container keeps its settings",
     "an item is created read replaced upserted and deleted",
@@ -48,7 +48,7 @@ const CHECKS: [&str; 25] = [
 ];
 
 #[tokio::test]
-async fn microsofts_python_client_finds_the_account_as_it_expects() {
+async fn microsofts_python_client_works_with_the_local_account() {
     if is_installed("azure-cosmos for Python", has_python_package()) {
         let python = clients_dir().join("venv/bin/python");
         run_checks("python", &python, "clients.py").await;
@@ -56,20 +56,20 @@ async fn microsofts_python_client_finds_the_account_as_it_expects() {
 }
 
 #[tokio::test]
-async fn microsofts_javascript_client_finds_the_account_as_it_expects() {
+async fn microsofts_javascript_client_works_with_the_local_account() {
     let package = clients_dir().join("node_modules/@azure/cosmos/package.json");
     if is_installed("@azure/cosmos for JavaScript", package.exists()) {
         run_checks("javascript", Path::new("node"), "clients.mjs").await;
     }
 }
 
-/// Where `.ci/clients` installs the clients: in the build directory, wherever that is.
+/// Returns the directory in which `.ci/clients` installs the clients: inside the build directory.
 fn clients_dir() -> PathBuf {
-    // Cargo's directory for what tests write is inside the build directory.
+    // Cargo's directory for files of tests is inside the build directory.
     Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("clients")
 }
 
-/// Whether the Python environment has the package. An installation that failed leaves an environment without it.
+/// Whether the Python environment has the package. A failed installation leaves an environment without it.
 fn has_python_package() -> bool {
     let Ok(versions) = clients_dir().join("venv/lib").read_dir() else { return false };
     let package = "site-packages/azure/cosmos/__init__.py";
@@ -79,7 +79,7 @@ fn has_python_package() -> bool {
 /// Whether to run a client's checks.
 fn is_installed(client: &str, found: bool) -> bool {
     let required = env::var("DUROXIDE_COSMOS_CLIENTS").is_ok_and(|value| value == "required");
-    assert!(found || !required, "{client} is required and is not installed: run .ci/clients");
+    assert!(found || !required, "{client} is required but not installed: run .ci/clients");
     if !found {
         println!("skipped: {client} is not installed. Install it with .ci/clients");
     }
@@ -98,25 +98,25 @@ async fn run_checks(database: &str, program: &Path, script: &str) {
         .env("CLIENTS_DIR", clients_dir())
         .kill_on_drop(true)
         .output();
-    let output = timeout(PATIENCE, run).await.expect("the script ends in time").expect("the script can be run");
+    let output = timeout(SCRIPT_TIMEOUT, run).await.expect("the script ends in time").expect("the script can be run");
     assert_all_passed(&output);
-    assert_was_used(&account, database);
+    assert_account_was_used(&account, database);
     served.shutdown().await;
 }
 
-/// Compares the names of the checks, too: the exit code of a script that checks nothing is fine.
+/// Compares the names of the checks too: a script that checks nothing also exits with 0.
 fn assert_all_passed(output: &Output) {
-    let said = String::from_utf8_lossy(&output.stdout);
+    let printed = String::from_utf8_lossy(&output.stdout);
     let reasons = String::from_utf8_lossy(&output.stderr);
-    let failed: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("FAILED ")).collect();
+    let failed: Vec<&str> = printed.lines().filter_map(|line| line.strip_prefix("FAILED ")).collect();
     assert!(failed.is_empty(), "{} of {} checks failed:\n{reasons}", failed.len(), CHECKS.len());
-    let passed: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("ok ")).collect();
+    let passed: Vec<&str> = printed.lines().filter_map(|line| line.strip_prefix("ok ")).collect();
     assert_eq!(passed, CHECKS, "{reasons}");
     assert!(output.status.success(), "{}: {reasons}", output.status);
 }
 
-/// The checks went over this account's wire, to a container with several physical partitions.
-fn assert_was_used(account: &LocalAccount, database: &str) {
+/// The checks used this account, in a container with several physical partitions.
+fn assert_account_was_used(account: &LocalAccount, database: &str) {
     assert_eq!(account.partition_count(database, "items"), PARTITIONS as usize);
     let stats = account.stats();
     for kind in [

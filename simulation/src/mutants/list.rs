@@ -1,12 +1,12 @@
-//! The mutants.
+//! The list of mutants.
 
 use super::{Edit, Mutant};
 
-/// Bugs that a storage provider must not have, and that the simulation must find.
+/// Bugs that a storage provider must not have and that the simulation must find.
 pub const LIST: &[Mutant] = &[
     Mutant {
         name: "ghost-message",
-        what: "a turn consumes messages that it only remembers, whether they are still there or not",
+        bug: "a turn consumes messages from the cache that may no longer exist",
         edits: &[
             Edit {
                 file: "src/turn/plan.rs",
@@ -25,15 +25,15 @@ pub const LIST: &[Mutant] = &[
             },
             Edit {
                 file: "src/turn/commit.rs",
-                find: "if !plan.document.staging.is_empty() {",
+                find: "if !plan.document.commit.staging.is_empty() {",
                 replace: "plan.consumption.retain(|operation| !gone.iter().any(|id| id == operation.document_id()));
-        if !plan.document.staging.is_empty() {",
+        if !plan.document.commit.staging.is_empty() {",
             },
         ],
     },
     Mutant {
         name: "unfenced-commit",
-        what: "a commit does not depend on the instance's document being as its turn left it",
+        bug: "a commit does not check that the instance document is unchanged since the claim",
         edits: &[Edit {
             file: "src/turn/commit.rs",
             find: "Operation::replace(instance_id(), &plan.document, Some(&state.etag))",
@@ -42,7 +42,7 @@ pub const LIST: &[Mutant] = &[
     },
     Mutant {
         name: "delivery-without-marker",
-        what: "a consumed delivery leaves no marker, so that its second copy is new",
+        bug: "a consumed delivery leaves no marker, so that a second copy counts as new",
         edits: &[
             Edit {
                 file: "src/turn/plan.rs",
@@ -50,7 +50,7 @@ pub const LIST: &[Mutant] = &[
                 replace: "if !document.delivered || MUTANT {",
             },
             Edit {
-                file: "src/orders/turn.rs",
+                file: "src/queue/turn.rs",
                 find: "(true, true) => {",
                 replace: "(true, true) if MUTANT => None,
         (true, true) => {",
@@ -58,12 +58,12 @@ pub const LIST: &[Mutant] = &[
         ],
     },
     Mutant {
-        name: "unfenced-sweep",
-        what: "into_inner meets an instance sweeps what is staged, also for a turn that is under way",
+        name: "unfenced-staging-clean-up",
+        bug: "a claim deletes the staged parts of an instance, even those of a turn in progress",
         edits: &[Edit {
             file: "src/turn/claim.rs",
             find: "    if let Some(until) = document.locked_until(engine.now()) {",
-            replace: "    for note in document.staging.iter().filter(|_| MUTANT) {
+            replace: "    for note in document.commit.staging.iter().filter(|_| MUTANT) {
         for part in 0..note.parts {
             let id = crate::model::StagedDocument::document_id(&note.key, part);
             engine.store.delete(&document.instance_id, &id, None, deadline).await?;
@@ -74,27 +74,27 @@ pub const LIST: &[Mutant] = &[
     },
     Mutant {
         name: "uncounted-turn",
-        what: "a claim of a turn is not counted",
+        bug: "the claim of a turn does not count as an attempt",
         edits: &[Edit {
-            file: "src/model/documents.rs",
-            find: "self.claims.push(now.max(after));",
+            file: "src/model/documents/instance.rs",
+            find: "self.claim.claims.push(now.max(after));",
             replace: "if !MUTANT {
-            self.claims.push(now.max(after));
+            self.claim.claims.push(now.max(after));
         }",
         }],
     },
     Mutant {
         name: "uncounted-activity",
-        what: "a claim of an activity that was claimed before is not counted",
+        bug: "a second claim of an activity does not count as an attempt",
         edits: &[Edit {
-            file: "src/model/documents.rs",
+            file: "src/model/documents/activity.rs",
             find: "        self.attempts += 1;",
             replace: "        self.attempts += u32::from(!(MUTANT && self.attempts > 0));",
         }],
     },
     Mutant {
         name: "lost-answer-is-failure",
-        what: "a delivery whose answer was lost is sent again as another message",
+        bug: "a delivery whose answer was lost is sent again as another message",
         edits: &[Edit {
             file: "src/outbox/mod.rs",
             find: "    let written = engine.store.create(&intent.target, &id, &intent.document, deadline).await?;",
@@ -108,16 +108,16 @@ pub const LIST: &[Mutant] = &[
         }],
     },
     Mutant {
-        name: "completion-apart",
-        what: "an activity is deleted by one request and its completion created by the next",
+        name: "separate-completion",
+        bug: "one request deletes the activity, and the next one creates its completion",
         edits: &[
             Edit {
-                file: "src/work/complete.rs",
+                file: "src/activity/complete.rs",
                 find: "message.filter(|m| m.instance_id == handle.partition)",
                 replace: "message.filter(|m| m.instance_id == handle.partition && !MUTANT)",
             },
             Edit {
-                file: "src/work/complete.rs",
+                file: "src/activity/complete.rs",
                 find: "message.filter(|m| m.instance_id != handle.partition)",
                 replace: "message.filter(|m| m.instance_id != handle.partition || MUTANT)",
             },
@@ -125,27 +125,28 @@ pub const LIST: &[Mutant] = &[
     },
     Mutant {
         name: "early-timer",
-        what: "a timer that this process remembers goes with the next turn, due or not",
+        bug: "a timer in the cache fires with the next turn, due or not",
         edits: &[Edit {
             file: "src/turn/open.rs",
-            find: "m.document.due <= ours.claimed_at && !engine",
-            replace: "(m.document.due <= ours.claimed_at || MUTANT) && !engine",
+            find: "m.document.due <= claimed.claimed_at && !engine",
+            replace: "(m.document.due <= claimed.claimed_at || MUTANT) && !engine",
         }],
     },
     Mutant {
         name: "stale-history",
-        what: "a claim that was refused for what it knew is made again with the history that it knew",
+        bug: "a claim that failed on stale data is repeated with the stale history",
         edits: &[
             Edit {
                 file: "src/turn/claim.rs",
-                find: "    // What was cached may be stale, so there is a second look at most.",
-                replace: "    let stale = known.as_ref().and_then(|known| known.contents.clone()).filter(|_| MUTANT);",
+                find: "    for _ in 0..3 {",
+                replace: "    let stale = known.as_ref().and_then(|known| known.contents.clone()).filter(|_| MUTANT);
+    for _ in 0..3 {",
             },
             Edit {
                 file: "src/turn/claim.rs",
-                find: "                known = look(engine, partition, deadline).await?;
+                find: "                known = read_instance(engine, partition, deadline).await?;
 ",
-                replace: "                known = look(engine, partition, deadline).await?;
+                replace: "                known = read_instance(engine, partition, deadline).await?;
                 if let (Some(known), Some(stale)) = (&mut known, &stale) {
                     known.contents = Some(stale.clone());
                 }
@@ -155,16 +156,16 @@ pub const LIST: &[Mutant] = &[
     },
     Mutant {
         name: "lock-ignored",
-        what: "a candidate says that an activity is free, and its lock is not looked at",
+        bug: "the claim of an activity ignores its lock",
         edits: &[Edit {
-            file: "src/work/claim.rs",
+            file: "src/activity/claim.rs",
             find: "if document.due > now {",
             replace: "if document.due > now && !(MUTANT && document.lock.is_some()) {",
         }],
     },
     Mutant {
         name: "unconditional-claim",
-        what: "two processes that claim an instance at once both have it",
+        bug: "two processes that claim an instance at once both succeed",
         edits: &[Edit {
             file: "src/turn/claim.rs",
             find: "engine.store.replace(partition, &instance_id(), &document, Some(&etag), deadline)",
@@ -173,26 +174,26 @@ pub const LIST: &[Mutant] = &[
         }],
     },
     Mutant {
-        name: "unconditional-hand-over",
-        what: "a claim that goes with a message does not depend on the instance being as it is known",
+        name: "unconditional-inline-claim",
+        bug: "an inline claim does not check that the instance document is unchanged",
         edits: &[Edit {
-            file: "src/orders/turn.rs",
+            file: "src/queue/turn.rs",
             find: "Operation::replace(instance_id(), &claim.document, Some(etag))?,",
             replace: "Operation::replace(instance_id(), &claim.document, Some(etag).filter(|_| !MUTANT))?,",
         }],
     },
     Mutant {
-        name: "uncounted-kept-turn",
-        what: "a lock that a commit keeps for the next turn is no attempt",
+        name: "uncounted-retained-turn",
+        bug: "a lock that a commit retains for the next turn does not count as an attempt",
         edits: &[Edit {
-            file: "src/orders/kept.rs",
-            find: "document.claims.push(self.claimed_at);",
-            replace: "document.claims.extend(Some(self.claimed_at).filter(|_| !MUTANT));",
+            file: "src/queue/retained_lock.rs",
+            find: "document.claim.claims.push(self.claimed_at);",
+            replace: "document.claim.claims.extend(Some(self.claimed_at).filter(|_| !MUTANT));",
         }],
     },
     Mutant {
         name: "inlined-message-lost",
-        what: "a claim that is given back takes the message along that came with it",
+        bug: "the release of a claim deletes the inlined message",
         edits: &[Edit {
             file: "src/turn/release.rs",
             find: "if let Some(message) = &inlined {",
@@ -200,26 +201,26 @@ pub const LIST: &[Mutant] = &[
         }],
     },
     Mutant {
-        name: "inlined-message-unseen",
-        what: "nobody looks at a message that is in the document of an instance whose worker has died",
+        name: "inlined-message-invisible",
+        bug: "no poll finds the inlined message of an instance whose worker has crashed",
         edits: &[Edit {
-            file: "src/model/documents.rs",
-            find: "if self.inlined.is_some() {",
-            replace: "if self.inlined.is_some() && !MUTANT {",
+            file: "src/model/documents/instance.rs",
+            find: "if self.waiting.inlined.is_some() {",
+            replace: "if self.waiting.inlined.is_some() && !MUTANT {",
         }],
     },
     Mutant {
         name: "session-of-another",
-        what: "a session is taken without a look at its owner",
+        bug: "the claim of a session ignores its owner",
         edits: &[Edit {
-            file: "src/work/session.rs",
+            file: "src/activity/session.rs",
             find: "found.document.locked_until > now && found.document.owner != owner.owner_id",
             replace: "found.document.locked_until > now && found.document.owner != owner.owner_id && !MUTANT",
         }],
     },
     Mutant {
         name: "part-skipped",
-        what: "a roll-forward leaves out the last part of a committed turn",
+        bug: "a roll-forward skips the last part of a committed turn",
         edits: &[Edit {
             file: "src/turn/staging.rs",
             find: "if roll_forward.next + 1 < roll_forward.parts {",
@@ -227,27 +228,29 @@ pub const LIST: &[Mutant] = &[
         }],
     },
     Mutant {
-        name: "turn-before-history",
-        what: "a turn is handed out before the one before it is rolled forward",
-        // Two checks keep that from happening: the claim's, and the comparison of the history with the document.
+        name: "turn-before-roll-forward",
+        bug: "a fetch returns a turn before the previous turn is rolled forward",
+        // Two checks prevent this bug: the check of the claim, and the comparison of the history with the document.
         edits: &[
             Edit {
                 file: "src/turn/claim.rs",
-                find: "if document.roll_forward.is_some() {",
-                replace: "if document.roll_forward.is_some() && !MUTANT {",
+                find: "if document.commit.roll_forward.is_some() {",
+                replace: "if document.commit.roll_forward.is_some() && !MUTANT {",
             },
             Edit {
                 file: "src/turn/open.rs",
-                find: "while let Some(lacks) = lacks(&loaded, ours) {",
-                replace: "while let Some(lacks) = lacks(&loaded, ours).filter(|_| !(MUTANT && ours.document.roll_forward.is_some())) {",
+                find: "while let Some(missing_events) = missing_events(&loaded, claimed) {",
+                replace: "while let Some(missing_events) = missing_events(&loaded, claimed)
+        .filter(|_| !(MUTANT && claimed.document.commit.roll_forward.is_some()))
+    {",
             },
         ],
     },
     Mutant {
         name: "values-outlive-instance",
-        what: "a deletion leaves the values of the instance",
+        bug: "a deletion leaves the key-value pairs of the instance",
         edits: &[Edit {
-            file: "src/admin/erase.rs",
+            file: "src/lifecycle/erase.rs",
             find: "rows.retain(|row| !matches!(row.kind.as_str(), kind::INSTANCE | kind::DELIVERED));",
             replace: "rows.retain(|row| !matches!(row.kind.as_str(), kind::INSTANCE | kind::DELIVERED));
     rows.retain(|row| !(MUTANT && row.kind == kind::KV));",
@@ -255,31 +258,31 @@ pub const LIST: &[Mutant] = &[
     },
     Mutant {
         name: "payload-left-behind",
-        what: "an activity that ends leaves the document of its input",
+        bug: "the completion of an activity leaves the document of its input",
         edits: &[Edit {
-            file: "src/work/complete.rs",
+            file: "src/activity/complete.rs",
             find: "let mut with_payload = state.document.has_payload_document();",
             replace: "let mut with_payload = state.document.has_payload_document() && !MUTANT;",
         }],
     },
     Mutant {
         name: "late-completion",
-        what: "a worker that has lost its activity ends it all the same",
+        bug: "a worker that lost the lock of an activity completes it",
         edits: &[
             Edit {
-                file: "src/work/complete.rs",
+                file: "src/activity/complete.rs",
                 find: "if state.closed || state.until <= engine.now() {
-        // It has run",
+        // The activity has run",
                 replace: "if state.closed || (state.until <= engine.now() && !MUTANT) {
-        // It has run",
+        // The activity has run",
             },
             Edit {
-                file: "src/work/complete.rs",
+                file: "src/activity/complete.rs",
                 find: "Operation::delete(state.document.id.clone(), Some(&state.etag))",
                 replace: "Operation::delete(state.document.id.clone(), Some(&state.etag).filter(|_| !MUTANT))",
             },
             Edit {
-                file: "src/work/complete.rs",
+                file: "src/activity/complete.rs",
                 find: "        let deadline = engine.deadline_at(state.until);
         let mut operations",
                 replace:
@@ -290,7 +293,7 @@ pub const LIST: &[Mutant] = &[
     },
     Mutant {
         name: "intent-forgotten",
-        what: "an intent is deleted before its message is delivered",
+        bug: "an intent is deleted before its message is delivered",
         edits: &[Edit {
             file: "src/outbox/mod.rs",
             find: "        let arrived = deliver_all(&engine_too, intents, deadline).await;
@@ -304,9 +307,9 @@ pub const LIST: &[Mutant] = &[
     },
     Mutant {
         name: "renewal-without-effect",
-        what: "the renewal of an activity's lock is not seen by those who look for expired ones",
+        bug: "the renewal of an activity lock does not change the time at which polls find the activity",
         edits: &[Edit {
-            file: "src/work/complete.rs",
+            file: "src/activity/complete.rs",
             find: "        document.due = until;",
             replace: "        if !MUTANT {
             document.due = until;
@@ -314,17 +317,17 @@ pub const LIST: &[Mutant] = &[
         }],
     },
     Mutant {
-        name: "events-not-noted",
-        what: "the instance's document does not note the events of a turn",
+        name: "events-not-listed",
+        bug: "the instance document does not list the events of a turn",
         edits: &[Edit {
             file: "src/turn/plan.rs",
-            find: "ack.execution != document.execution || document.events.insert(event.event_id)",
-            replace: "ack.execution != document.execution || MUTANT || document.events.insert(event.event_id)",
+            find: "ack.execution != document.current.execution || document.current.events.insert(event.event_id)",
+            replace: "ack.execution != document.current.execution || MUTANT || document.current.events.insert(event.event_id)",
         }],
     },
     Mutant {
         name: "cancelled-activity-stays",
-        what: "an activity that lost a race is not removed",
+        bug: "an activity that lost a race is not deleted",
         edits: &[Edit {
             file: "src/turn/plan.rs",
             find: "Partition::instance(&activity.instance).ok().as_ref() != Some(self.partition)",
@@ -333,30 +336,30 @@ pub const LIST: &[Mutant] = &[
     },
     Mutant {
         name: "values-lost-when-continued",
-        what: "an execution that continues as new does not see what the one before it has written",
+        bug: "an execution that continues as new loses the values of the execution before it",
         edits: &[Edit {
             file: "src/turn/plan.rs",
             find: "if document.execution_has_ended() && ack.metadata.status.is_some() {
-            document.epoch += 1;",
+            document.commit.epoch += 1;",
             replace: "if document.execution_has_ended() && ack.metadata.status.is_some() && !MUTANT {
-            document.epoch += 1;",
+            document.commit.epoch += 1;",
         }],
     },
     Mutant {
-        name: "copy-not-known",
-        what: "a message that a repeated request writes again after it was consumed is consumed again",
+        name: "duplicate-not-detected",
+        bug: "a message that a repeated request writes after its consumption is consumed again",
         edits: &[
             Edit {
                 file: "src/turn/open.rs",
                 find: "let ids = loaded.messages.iter().map(|m| &m.document.id);",
                 replace: "let ids = loaded.messages.iter().map(|m| &m.document.id).filter(|_| !MUTANT);",
             },
-            Edit { file: "src/enqueue.rs", find: "if fingerprints.iter().all(", replace: "if MUTANT || fingerprints.iter().all(" },
+            Edit { file: "src/turn/enqueue.rs", find: "if fingerprints.iter().all(", replace: "if MUTANT || fingerprints.iter().all(" },
         ],
     },
     Mutant {
         name: "queue-without-order",
-        what: "messages are handed out newest first",
+        bug: "a fetch returns the newest messages first",
         edits: &[Edit {
             file: "src/turn/load.rs",
             find: "    messages.dedup_by(|a, b| a.document.id == b.document.id);
@@ -370,7 +373,7 @@ pub const LIST: &[Mutant] = &[
     },
     Mutant {
         name: "message-before-its-start",
-        what: "a queue message that comes before the delivery of a committed start is dropped",
+        bug: "a queue message that arrives before the delivery of a committed start is dropped",
         edits: &[Edit {
             file: "src/turn/defer.rs",
             find: "message.orphan_since.is_some_and(came_before)",
@@ -378,23 +381,23 @@ pub const LIST: &[Mutant] = &[
         }],
     },
     Mutant {
-        name: "children-of-the-past",
-        what: "a deletion asks a region that may lag for the children of what it deletes",
+        name: "stale-children",
+        bug: "a deletion reads the children of its instances from a region that may lag",
         edits: &[
             Edit {
-                file: "src/admin/inspect.rs",
+                file: "src/lifecycle/trees.rs",
                 find: "let statement = queries::CHILDREN.statement().bind_list(\"@parents\", parents).authoritative();",
                 replace: "let statement = queries::CHILDREN.statement().bind_list(\"@parents\", parents);
     let statement = if MUTANT { statement } else { statement.authoritative() };",
             },
             Edit {
-                file: "src/admin/inspect.rs",
+                file: "src/lifecycle/trees.rs",
                 find: "let statement = queries::WHOLE_CHILDREN.statement().bind_list(\"@parents\", parents).authoritative();",
                 replace: "let statement = queries::WHOLE_CHILDREN.statement().bind_list(\"@parents\", parents);
     let statement = if MUTANT { statement } else { statement.authoritative() };",
             },
             Edit {
-                file: "src/admin/inspect.rs",
+                file: "src/lifecycle/trees.rs",
                 find: "let statement = queries::DEPENDENTS.statement().bind_list(\"@parents\", parents).authoritative();",
                 replace: "let statement = queries::DEPENDENTS.statement().bind_list(\"@parents\", parents);
     let statement = if MUTANT { statement } else { statement.authoritative() };",
@@ -403,38 +406,38 @@ pub const LIST: &[Mutant] = &[
     },
     Mutant {
         name: "renewal-stops",
-        what: "sessions are renewed one after the other, until one of them can't be",
+        bug: "sessions are renewed one after the other, and the first error ends the renewal",
         edits: &[
             Edit {
-                file: "src/work/session.rs",
+                file: "src/activity/session.rs",
                 find: "let mut extending = extending.buffer_unordered(CONCURRENCY);",
                 replace: "let mut extending = extending.buffer_unordered(if MUTANT { 1 } else { CONCURRENCY });",
             },
             Edit {
-                file: "src/work/session.rs",
-                find: "Err(error) => trouble = Some(error),",
+                file: "src/activity/session.rs",
+                find: "Err(error) => failure = Some(error),",
                 replace: "Err(error) if MUTANT => return Err(error.into_provider_error(\"renew_session_lock\")),
-            Err(error) => trouble = Some(error),",
+            Err(error) => failure = Some(error),",
             },
         ],
     },
     Mutant {
         name: "current-execution-pruned",
-        what: "a pruning takes executions that began after it had read which one is the current one",
+        bug: "pruning deletes executions that began after it had read the current one",
         edits: &[
             Edit {
-                file: "src/admin/prune.rs",
+                file: "src/lifecycle/prune.rs",
                 find: "let below = first_kept(engine, document, options.keep_last).await?;",
                 replace: "let mut below = first_kept(engine, document, options.keep_last).await?;
-    if MUTANT && below == document.execution {
+    if MUTANT && below == document.current.execution {
         below = 1 << 40;
     }",
             },
             Edit {
-                file: "src/admin/prune.rs",
+                file: "src/lifecycle/prune.rs",
                 find: "page.readable().into_iter().filter(|past| may_go(past, options)) {",
                 replace: "page.readable().into_iter().filter(|past| may_go(past, options)) {
-            if MUTANT && past.execution == document.execution {
+            if MUTANT && past.execution == document.current.execution {
                 continue;
             }",
             },
@@ -442,9 +445,9 @@ pub const LIST: &[Mutant] = &[
     },
     Mutant {
         name: "continued-has-ended",
-        what: "an instance between two executions counts as one that has ended",
+        bug: "an instance between two executions counts as ended",
         edits: &[Edit {
-            file: "src/model/documents.rs",
+            file: "src/model/documents/mod.rs",
             find: "        matches!(status, COMPLETED | FAILED)
 ",
             replace: "        matches!(status, COMPLETED | FAILED) || (MUTANT && status == CONTINUED)
@@ -452,44 +455,42 @@ pub const LIST: &[Mutant] = &[
         }],
     },
     Mutant {
-        name: "document-of-the-claim",
-        what: "the commit of a large turn writes over what others have written to the instance's document",
+        name: "stale-document-committed",
+        bug: "the commit of a large turn overwrites later changes of the instance document",
         edits: &[Edit {
             file: "src/turn/commit.rs",
-            find: "                    plan.document =
-                        plan::plan_document(engine, &handle.partition, &handle.token, state, ack, older.clone())
-                            .map_err(|unplannable| refuse(handle, unplannable))?;",
-            replace: "                    if !MUTANT {
-                        plan.document =
-                            plan::plan_document(engine, &handle.partition, &handle.token, state, ack, older.clone())
-                                .map_err(|unplannable| refuse(handle, unplannable))?;
-                    }",
+            find: "        plan.document = plan::plan_document(engine, &handle.partition, &handle.token, state, ack, older)
+            .map_err(|unplannable| refuse(handle, unplannable))?;",
+            replace: "        if !MUTANT {
+            plan.document = plan::plan_document(engine, &handle.partition, &handle.token, state, ack, older)
+                .map_err(|unplannable| refuse(handle, unplannable))?;
+        }",
         }],
     },
     Mutant {
-        name: "owed-message-deleted",
-        what: "a deletion takes messages along that its instances owe to others",
+        name: "undelivered-message-deleted",
+        bug: "a deletion removes undelivered messages of its instances to other instances",
         edits: &[Edit {
-            file: "src/admin/delete.rs",
-            find: "plan.while_it_goes_on(deliver_owed(engine, &owed, set.gives_up)).await {",
-            replace: "plan.while_it_goes_on(deliver_owed(engine, if MUTANT { &[] } else { &owed }, set.gives_up)).await {",
+            file: "src/lifecycle/delete_set.rs",
+            find: "plan.with_heartbeat(deliver_messages(engine, &undelivered, set.drops_messages)).await {",
+            replace: "plan.with_heartbeat(deliver_messages(engine, if MUTANT { &[] } else { &undelivered }, set.drops_messages)).await {",
         }],
     },
     Mutant {
         name: "next-start-by-clocks",
-        what: "whether a start is for the deleted instance or the next one is told by the clocks of the processes",
+        bug: "process clocks decide whether a start is for the deleted instance or the next one",
         edits: &[Edit {
-            file: "src/admin/erase.rs",
-            find: "if !self.is_within(decision) {",
+            file: "src/lifecycle/erase.rs",
+            find: "if !self.is_within(committed) {",
             replace: "if MUTANT {
-            return self.is_made_after(decision);
+            return self.is_made_after(committed);
         }
-        if !self.is_within(decision) {",
+        if !self.is_within(committed) {",
         }],
     },
     Mutant {
-        name: "parent-not-told",
-        what: "the parent of a child whose turn can't be stored does not hear of its failure",
+        name: "parent-not-notified",
+        bug: "the parent of a child whose turn can't be stored does not learn of the failure",
         edits: &[Edit {
             file: "src/turn/commit.rs",
             find: "    failure::tell_parent(engine, &state, &mut ack).await.map_err(|error| error.into_provider_error(OPERATION))?;",
@@ -499,10 +500,10 @@ pub const LIST: &[Mutant] = &[
         }],
     },
     Mutant {
-        name: "namesake-deleted",
-        what: "a bulk deletion takes whatever has the name of an instance that it has chosen",
+        name: "successor-deleted",
+        bug: "a bulk deletion removes a new instance with the name of a selected one",
         edits: &[Edit {
-            file: "src/admin/plan.rs",
+            file: "src/lifecycle/prepare.rs",
             find: "        is_same && (!self.has_ended",
             replace: "        MUTANT || is_same && (!self.has_ended",
         }],

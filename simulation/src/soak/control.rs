@@ -7,24 +7,24 @@ use serde_json::{json, Value};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Where the account is told what to do.
+/// A client of the control endpoint.
 #[derive(Clone, Debug)]
 pub struct Control {
     addr: SocketAddr,
 }
 
 impl Control {
-    /// Of the account at this address.
+    /// The control endpoint of the account at this address.
     pub fn at(addr: SocketAddr) -> Self {
         Self { addr }
     }
 
-    /// Puts a rule into force.
+    /// Adds a fault rule.
     pub async fn add_fault(&self, rule: &Value) -> Result<()> {
         self.call("POST", "faults", rule).await.map(|_| ())
     }
 
-    /// Takes all rules away: how many requests each has met, in the order in which they were added.
+    /// Removes all fault rules. Returns how many requests each has hit, in the order in which they were added.
     pub async fn clear_faults(&self) -> Result<Vec<u64>> {
         let answer = self.call("DELETE", "faults", &Value::Null).await?;
         Ok(serde_json::from_value(answer["hits"].clone())?)
@@ -36,16 +36,16 @@ impl Control {
         self.call("POST", "split", &body).await.map(|_| ())
     }
 
-    /// One request on a connection of its own: this happens every few seconds, and needs no client library.
+    /// Sends one request on a connection of its own. Requests are seconds apart and need no client library.
     async fn call(&self, method: &str, path: &str, body: &Value) -> Result<Value> {
         let body = body.to_string();
         let head = format!("{method} /_emulator/{path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n", self.addr);
         let request = format!("{head}Content-Length: {}\r\n\r\n{body}", body.len());
-        let mut stream = TcpStream::connect(self.addr).await.context("the account does not listen")?;
+        let mut stream = TcpStream::connect(self.addr).await.context("the account does not accept connections")?;
         stream.write_all(request.as_bytes()).await?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await?;
-        let (head, body) = answer.split_once("\r\n\r\n").context("the account's answer is not HTTP")?;
+        let (head, body) = answer.split_once("\r\n\r\n").context("the answer of the account is not HTTP")?;
         let status = head.split(' ').nth(1).unwrap_or_default();
         if !status.starts_with('2') {
             bail!("{method} {path} was answered with {status}: {body}");

@@ -1,20 +1,25 @@
-//! The soak: what worlds do in virtual time, for real and for long.
+//! The soak: the workload and the faults of a simulation run with real processes, real time and HTTP, for minutes or
+//! hours.
 //!
-//! The account is served over HTTP, workers are processes of their own that are killed, stopped and told to leave ([`crew`]),
-//! the wire misbehaves as its control endpoint is told ([`faults`]), and clients keep having errands ([`traffic`]). What has
-//! ended well is deleted after a while ([`tidy`]). When the time is over nothing bad happens any more: every errand must end,
-//! nothing may be left under way, and the same [`audit`](crate::audit) as of a world looks at what is stored.
+//! - An account is served over HTTP ([`served_account`]).
+//! - Workers are processes that are killed, stopped and shut down ([`worker_processes`]).
+//! - The control endpoint of the account sets faults on the wire ([`faults`]).
+//! - Clients run workload items ([`traffic`]).
+//! - A clean-up worker audits and deletes ended instances ([`clean_up`]).
 //!
-//! Threads, processes and the network decide what happens when, so no two soaks are the same: the seed gives the same errands
-//! and blows, not the same story.
+//! After the given time no fault happens any more. Then every workload item must end and no operation may stay in
+//! progress. The same [`audit`](crate::audit) as that of a run checks the stored documents.
+//!
+//! Threads, processes and the network decide the order of events, so no two soaks are the same. A seed gives the same
+//! workload items and faults, not the same transcript.
 
+pub mod clean_up;
 pub mod control;
-pub mod crew;
 pub mod faults;
 pub mod run;
-pub mod site;
-pub mod stage;
-pub mod tally;
-pub mod tidy;
+pub mod served_account;
+pub mod state;
+pub mod summary;
 pub mod traffic;
 pub mod worker;
+pub mod worker_processes;

@@ -1,4 +1,4 @@
-//! A whole soak.
+//! Runs a soak.
 
 use std::io::IsTerminal as _;
 use std::sync::Arc;
@@ -10,197 +10,197 @@ use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 use serde_json::Value;
 use tokio::task::JoinSet;
 
-use crate::audit::{self, Inventory};
-use crate::dice::Dice;
-use crate::errand::Errands;
-use crate::ledger::{Broken, Ledger};
-use crate::soak::crew::Place;
+use crate::audit::{self, Snapshot};
+use crate::oracle::{Oracle, Violation};
+use crate::rng::SeededRng;
+use crate::soak::clean_up::CleanUp;
 use crate::soak::faults;
-use crate::soak::site::Site;
-use crate::soak::stage::{Phase, Stage};
-use crate::soak::tally::Figures;
-use crate::soak::tidy::Tidy;
-use crate::soak::traffic::{Register, Traffic};
-use crate::story::Story;
+use crate::soak::served_account::ServedAccount;
+use crate::soak::state::{Phase, SoakState};
+use crate::soak::summary::Summary;
+use crate::soak::traffic::{ItemRegistry, Traffic};
+use crate::soak::worker_processes::WorkerSupervisor;
+use crate::transcript::Transcript;
+use crate::workload::WorkloadClient;
 
-/// How long errands may take once nothing bad happens any more.
-const PATIENCE: Duration = Duration::from_secs(300);
-/// How long it may take after that until nothing is left under way.
-const SETTLING: Duration = Duration::from_secs(120);
-/// How often a log is told how it stands.
-const LOG_EVERY: Duration = Duration::from_secs(30);
+/// The time that the workload may take after the last fault.
+const WORKLOAD_TIMEOUT: Duration = Duration::from_secs(300);
+/// The time after that in which transient documents must disappear.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(120);
+/// The time between two lines of progress in a log.
+const LOG_INTERVAL: Duration = Duration::from_secs(30);
 
-/// What a soak is to be like.
+/// The settings of a soak.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan {
-    /// How long things go wrong.
+pub struct SoakPlan {
+    /// The time in which faults happen.
     pub time: Duration,
-    /// Worker processes.
+    /// The number of worker processes.
     pub workers: usize,
-    /// Errands under way at once, at most.
-    pub under_way: usize,
-    /// What errands and blows are drawn from.
+    /// The largest number of workload items in progress.
+    pub max_in_progress: usize,
+    /// The seed of workload and faults.
     pub seed: u64,
 }
 
-/// What became of it.
+/// The outcome of a soak.
 #[derive(Debug)]
-pub struct Outcome {
-    /// What does not hold.
-    pub broken: Vec<Broken>,
-    /// What was counted.
-    pub figures: Figures,
-    /// How long it took in all.
+pub struct SoakOutcome {
+    /// The violated invariants.
+    pub violations: Vec<Violation>,
+    /// The counters.
+    pub summary: Summary,
+    /// The whole time that it took.
     pub took: Duration,
-    /// Requests on the wire.
+    /// The number of requests on the wire.
     pub requests: u64,
-    /// What happened last.
-    pub story: Arc<Story>,
-    /// What is stored in the end.
+    /// The last events.
+    pub transcript: Arc<Transcript>,
+    /// The documents at the end.
     pub documents: Vec<Value>,
 }
 
 /// Runs a soak.
-pub async fn run(plan: Plan) -> Result<Outcome> {
+pub async fn run(plan: SoakPlan) -> Result<SoakOutcome> {
     let begun = Instant::now();
     let soak = Soak::open(plan).await?;
-    let progress = tokio::spawn(show(soak.stage.clone(), plan.time));
+    let progress = tokio::spawn(show_progress(soak.state.clone(), plan.time));
     let played = soak.play().await;
     progress.abort();
-    let outcome = Outcome {
-        broken: soak.stage.broken(),
-        figures: soak.stage.tally.read(),
+    let outcome = SoakOutcome {
+        violations: soak.state.violations(),
+        summary: soak.state.summary.read(),
         took: begun.elapsed(),
-        requests: soak.site.requests(),
-        story: soak.stage.story.clone(),
-        documents: soak.site.documents(),
+        requests: soak.account.requests(),
+        transcript: soak.state.transcript.clone(),
+        documents: soak.account.documents(),
     };
-    if let Ok(site) = Arc::try_unwrap(soak.site) {
-        site.close().await;
+    if let Ok(account) = Arc::try_unwrap(soak.account) {
+        account.close().await;
     }
     played.map(|()| outcome)
 }
 
 struct Soak {
-    plan: Plan,
-    stage: Arc<Stage>,
-    site: Arc<Site>,
-    register: Arc<Register>,
+    plan: SoakPlan,
+    state: Arc<SoakState>,
+    account: Arc<ServedAccount>,
+    registry: Arc<ItemRegistry>,
 }
 
 impl Soak {
-    async fn open(plan: Plan) -> Result<Self> {
-        let stage = Arc::new(Stage::default());
-        let site = Arc::new(Site::open(&stage.story).await?);
-        Ok(Self { plan, stage, site, register: Arc::default() })
+    async fn open(plan: SoakPlan) -> Result<Self> {
+        let state = Arc::new(SoakState::default());
+        let account = Arc::new(ServedAccount::open(&state.transcript).await?);
+        Ok(Self { plan, state, account, registry: Arc::default() })
     }
 
     async fn play(&self) -> Result<()> {
-        let mut dice = Dice::new(self.plan.seed);
-        // The container is there before anything goes wrong.
-        let provider = self.site.provider("client").await?;
-        let tidying = self.site.provider("tidy").await?;
-        let crew = self.crew(&mut dice);
-        let mut sky = JoinSet::new();
-        sky.spawn(faults::blow(self.stage.clone(), self.site.clone(), self.plan.workers, dice.fork()));
-        sky.spawn(faults::split(self.stage.clone(), self.site.clone(), dice.fork()));
-        let traffic = tokio::spawn(self.traffic(Client::new(provider.clone()), dice.fork()).flow());
-        let tidy = tokio::spawn(self.tidy(Client::new(tidying.clone())).keep_at_it());
+        let mut rng = SeededRng::new(self.plan.seed);
+        // The container exists before the first fault.
+        let provider = self.account.provider("client").await?;
+        let clean_up_provider = self.account.provider("clean-up").await?;
+        let supervisors = self.start_workers(&mut rng);
+        let mut injectors = JoinSet::new();
+        injectors.spawn(faults::inject(self.state.clone(), self.account.clone(), self.plan.workers, rng.fork()));
+        injectors.spawn(faults::split(self.state.clone(), self.account.clone(), rng.fork()));
+        let traffic = tokio::spawn(self.traffic(Client::new(provider.clone()), rng.fork()).run());
+        let clean_up = tokio::spawn(self.clean_up(Client::new(clean_up_provider.clone())).run());
         tokio::select! {
             () = tokio::time::sleep(self.plan.time) => {}
             interrupted = tokio::signal::ctrl_c() => interrupted?,
-            () = self.stage.failed() => {}
+            () = self.state.failed() => {}
         }
-        self.stage.enter(Phase::Calm);
-        while let Some(ended) = sky.join_next().await {
+        self.state.enter(Phase::Drain);
+        while let Some(ended) = injectors.join_next().await {
             ended??;
         }
-        self.end_errands(traffic).await?;
-        tidy.await?;
-        self.settle().await;
-        self.stage.enter(Phase::Over);
-        crew.join_all().await;
-        for provider in [provider, tidying] {
+        self.complete_workload(traffic).await?;
+        clean_up.await?;
+        self.wait_until_drained().await;
+        self.state.enter(Phase::Shutdown);
+        supervisors.join_all().await;
+        for provider in [provider, clean_up_provider] {
             provider.shutdown().await;
         }
         self.audit().await
     }
 
-    fn crew(&self, dice: &mut Dice) -> JoinSet<()> {
-        let mut crew = JoinSet::new();
+    fn start_workers(&self, rng: &mut SeededRng) -> JoinSet<()> {
+        let mut supervisors = JoinSet::new();
         for number in 0..self.plan.workers {
-            let (stage, endpoint) = (self.stage.clone(), self.site.endpoint());
-            crew.spawn(Place { stage, endpoint, number, dice: dice.fork() }.keep());
+            let (state, endpoint) = (self.state.clone(), self.account.endpoint());
+            supervisors.spawn(WorkerSupervisor { state, endpoint, number, rng: rng.fork() }.supervise());
         }
-        crew
+        supervisors
     }
 
-    fn traffic(&self, client: Client, dice: Dice) -> Traffic {
-        let (story, ledger) = (self.stage.story.clone(), Arc::new(Ledger::default()));
-        let runner = Errands { client: Arc::new(client), story, ledger };
-        let (stage, register) = (self.stage.clone(), self.register.clone());
-        Traffic { stage, runner, register, under_way: self.plan.under_way, dice }
+    fn traffic(&self, client: Client, rng: SeededRng) -> Traffic {
+        let (transcript, oracle) = (self.state.transcript.clone(), Arc::new(Oracle::default()));
+        let client = WorkloadClient { client: Arc::new(client), transcript, oracle };
+        let (state, registry) = (self.state.clone(), self.registry.clone());
+        Traffic { state, client, registry, max_in_progress: self.plan.max_in_progress, rng }
     }
 
-    fn tidy(&self, client: Client) -> Tidy {
-        Tidy { stage: self.stage.clone(), site: self.site.clone(), client, register: self.register.clone() }
+    fn clean_up(&self, client: Client) -> CleanUp {
+        CleanUp { state: self.state.clone(), account: self.account.clone(), client, registry: self.registry.clone() }
     }
 
-    async fn end_errands(&self, mut traffic: tokio::task::JoinHandle<()>) -> Result<()> {
-        // Who has failed already shows what is there, and soon.
-        let patience = if self.stage.broken().is_empty() { PATIENCE } else { PATIENCE / 5 };
-        if let Ok(ended) = tokio::time::timeout(patience, &mut traffic).await {
+    async fn complete_workload(&self, mut traffic: tokio::task::JoinHandle<()>) -> Result<()> {
+        // A soak that has failed already ends sooner.
+        let timeout = if self.state.violations().is_empty() { WORKLOAD_TIMEOUT } else { WORKLOAD_TIMEOUT / 5 };
+        if let Ok(ended) = tokio::time::timeout(timeout, &mut traffic).await {
             return Ok(ended?);
         }
         traffic.abort();
-        for instance in self.register.under_way() {
-            let detail = format!("its client still waits, {patience:?} after nothing bad happens any more");
-            self.stage.report(Broken { invariant: "every orchestration ends", instance, detail });
+        for instance in self.registry.in_progress() {
+            let detail = format!("its client still waits {timeout:?} after the last fault");
+            self.state.report(Violation { invariant: "every orchestration ends", instance, detail });
         }
         Ok(())
     }
 
-    /// Waits until nothing is under way any more; the audit says what is.
-    async fn settle(&self) {
-        let patience = Instant::now() + SETTLING;
-        while Instant::now() < patience && !Inventory::of(self.site.documents()).passing().is_empty() {
+    /// Waits until no transient document is left. The audit reports those that remain.
+    async fn wait_until_drained(&self) {
+        let timeout = Instant::now() + DRAIN_TIMEOUT;
+        while Instant::now() < timeout && !Snapshot::of(self.account.documents()).transient_documents().is_empty() {
             tokio::time::sleep(Duration::from_secs(2)).await;
         }
     }
 
     async fn audit(&self) -> Result<()> {
-        let inventory = Inventory::of(self.site.documents());
-        let fates = self.register.fates();
-        let provider = self.site.provider("auditor").await?;
+        let snapshot = Snapshot::of(self.account.documents());
+        let expected = self.registry.expected_outcomes();
+        let provider = self.account.provider("auditor").await?;
         let client = Client::new(provider.clone());
-        let mut broken = inventory.passing();
-        broken.extend(inventory.faults(&fates, true));
-        broken.extend(audit::endings(&client, &fates).await);
-        broken.extend(audit::counters(&provider, &inventory).await);
+        let mut violations = snapshot.transient_documents();
+        violations.extend(snapshot.violations(&expected, true));
+        violations.extend(audit::outcomes(&client, &expected).await);
+        violations.extend(audit::counters(&provider, &snapshot).await);
         provider.shutdown().await;
-        broken.into_iter().for_each(|broken| self.stage.report(broken));
-        let left = inventory.metrics().total_instances;
-        self.stage.tally.count(|figures| figures.orchestrations += left);
+        violations.into_iter().for_each(|violation| self.state.report(violation));
+        let left = snapshot.metrics().total_instances;
+        self.state.summary.update(|summary| summary.orchestrations += left);
         Ok(())
     }
 }
 
-/// Shows how it stands: in a line that changes, or where nobody looks at one, in a line now and then.
-async fn show(stage: Arc<Stage>, time: Duration) {
+/// Shows the progress: in a progress bar on a terminal, otherwise in a line every 30 seconds.
+async fn show_progress(state: Arc<SoakState>, time: Duration) {
     let begun = Instant::now();
     if !std::io::stderr().is_terminal() {
         loop {
-            tokio::time::sleep(LOG_EVERY).await;
-            eprintln!("{:>5.1} min: {}", begun.elapsed().as_secs_f64() / 60.0, stage.tally.read().line());
+            tokio::time::sleep(LOG_INTERVAL).await;
+            eprintln!("{:>5.1} min: {}", begun.elapsed().as_secs_f64() / 60.0, state.summary.read().line());
         }
     }
     let bar = ProgressBar::new(time.as_secs()).with_finish(ProgressFinish::AndClear);
     let style = ProgressStyle::with_template("{spinner} {bar:20} {elapsed_precise} {wide_msg}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     loop {
-        let rest = if stage.is_rough() { "" } else { "waiting for the rest: " };
+        let rest = if state.has_faults() { "" } else { "waiting for the workload: " };
         bar.set_position(begun.elapsed().min(time).as_secs());
-        bar.set_message(format!("{rest}{}", stage.tally.read().line()));
+        bar.set_message(format!("{rest}{}", state.summary.read().line()));
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }

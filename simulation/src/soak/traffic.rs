@@ -1,4 +1,4 @@
-//! Clients: a bounded number of errands under way, one after the other for as long as the soak lasts.
+//! The clients of a soak. They run a bounded number of workload items at once, as long as faults happen.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,213 +7,216 @@ use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use crate::bank::Business;
-use crate::dice::Dice;
-use crate::errand::{Errand, Errands, Fate};
-use crate::script::{Author, Step, NEVER};
-use crate::soak::stage::Stage;
-use crate::world::alone;
+use crate::bank::BankWorkload;
+use crate::rng::SeededRng;
+use crate::script::{self_contained, ScriptGenerator, Step, NEVER};
+use crate::soak::state::SoakState;
+use crate::workload::{ExpectedOutcome, WorkloadClient, WorkloadItem};
 
-/// What one errand leaves behind.
+/// The instances of one workload item.
 #[derive(Clone, Debug)]
-pub struct Family {
-    /// The errand's name, which the names of all its instances begin with.
+pub struct ItemInstances {
+    /// The name of the item. The names of all its instances begin with it.
     pub name: String,
-    /// How the instances that it has started must have ended.
-    pub fates: BTreeMap<String, Fate>,
-    /// Since when it is done; none while it is under way.
-    pub done: Option<Instant>,
-    /// Whether it was looked at and is being deleted, which may take several attempts.
-    pub condemned: bool,
+    /// The expected outcomes of the instances that clients have started.
+    pub expected: BTreeMap<String, ExpectedOutcome>,
+    /// When the item was completed. `None`: it is in progress.
+    pub completed: Option<Instant>,
+    /// Whether the instances were audited and are being deleted, which may take several attempts.
+    pub is_being_deleted: bool,
 }
 
-impl Family {
-    /// Whether an instance is of this family: one of its own, a descendant, or one that was detached.
+impl ItemInstances {
+    /// Whether an instance belongs to the item: a root, a descendant, or a detached orchestration.
     pub fn has(&self, instance: &str) -> bool {
         let rest = instance.strip_prefix(self.name.as_str());
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', ':', ' ']))
     }
 }
 
-/// What is known of the errands so far.
+/// All workload items that have begun.
 #[derive(Debug, Default)]
-pub struct Register(Mutex<Entries>);
+pub struct ItemRegistry(Mutex<RegistryEntries>);
 
 #[derive(Debug, Default)]
-struct Entries {
-    families: BTreeMap<String, Family>,
-    /// Instances that were looked at and deleted.
-    gone: BTreeSet<String>,
+struct RegistryEntries {
+    items: BTreeMap<String, ItemInstances>,
+    /// Instances that were audited and deleted.
+    deleted: BTreeSet<String>,
 }
 
-impl Register {
-    /// An errand begins.
-    fn begun(&self, name: &str, errand: &Errand) {
-        let fates = errand.fates(name).into_iter().collect();
+impl ItemRegistry {
+    /// Adds an item that begins.
+    fn begun(&self, name: &str, item: &WorkloadItem) {
+        let expected = item.expected_outcomes(name).into_iter().collect();
         self.with(|entries| {
-            let family = Family { name: name.to_owned(), fates, done: None, condemned: false };
-            entries.families.insert(name.to_owned(), family);
+            let name = name.to_owned();
+            let instances = ItemInstances { name: name.clone(), expected, completed: None, is_being_deleted: false };
+            entries.items.insert(name, instances);
         });
     }
 
-    fn done(&self, name: &str) {
+    fn completed(&self, name: &str) {
         self.with(|entries| {
-            if let Some(family) = entries.families.get_mut(name) {
-                family.done = Some(Instant::now());
+            if let Some(instances) = entries.items.get_mut(name) {
+                instances.completed = Some(Instant::now());
             }
         });
     }
 
-    /// A family was looked at, and from here on all of it is to be gone.
-    pub fn condemn(&self, name: &str) {
+    /// The instances of an item were audited. From here on all of them must be deleted.
+    pub fn mark_for_deletion(&self, name: &str) {
         self.with(|entries| {
-            if let Some(family) = entries.families.get_mut(name) {
-                family.condemned = true;
-                family.fates.values_mut().for_each(|fate| *fate = Fate::Gone);
+            if let Some(instances) = entries.items.get_mut(name) {
+                instances.is_being_deleted = true;
+                instances.expected.values_mut().for_each(|outcome| *outcome = ExpectedOutcome::Absent);
             }
         });
     }
 
-    /// Families that are being deleted.
-    pub fn condemned(&self) -> Vec<Family> {
-        self.with(|entries| entries.families.values().filter(|family| family.condemned).cloned().collect())
+    /// The items whose instances are being deleted.
+    pub fn being_deleted(&self) -> Vec<ItemInstances> {
+        self.with(|entries| entries.items.values().filter(|instances| instances.is_being_deleted).cloned().collect())
     }
 
-    /// A family is deleted: all of it must stay gone.
-    pub fn deleted(&self, family: &Family) {
+    /// The instances of an item are deleted. They must stay deleted.
+    pub fn deleted(&self, instances: &ItemInstances) {
         self.with(|entries| {
-            entries.families.remove(&family.name);
-            entries.gone.extend(family.fates.keys().cloned());
+            entries.items.remove(&instances.name);
+            entries.deleted.extend(instances.expected.keys().cloned());
         });
     }
 
-    /// Errands that are under way.
-    pub fn under_way(&self) -> Vec<String> {
+    /// The names of the items in progress.
+    pub fn in_progress(&self) -> Vec<String> {
         self.with(|entries| {
-            let under_way = entries.families.values().filter(|family| family.done.is_none());
-            under_way.map(|family| family.name.clone()).collect()
+            let in_progress = entries.items.values().filter(|instances| instances.completed.is_none());
+            in_progress.map(|instances| instances.name.clone()).collect()
         })
     }
 
-    /// Families whose errands are done since at least `age`, but for those that are being deleted.
-    pub fn done_since(&self, age: Duration) -> Vec<Family> {
-        let is_old = |family: &&Family| !family.condemned && family.done.is_some_and(|done| done.elapsed() >= age);
-        self.with(|entries| entries.families.values().filter(is_old).cloned().collect())
+    /// The items that were completed at least `age` ago, without those that are being deleted.
+    pub fn completed_for(&self, age: Duration) -> Vec<ItemInstances> {
+        let is_old = |instances: &&ItemInstances| {
+            !instances.is_being_deleted && instances.completed.is_some_and(|completed| completed.elapsed() >= age)
+        };
+        self.with(|entries| entries.items.values().filter(is_old).cloned().collect())
     }
 
-    /// How every instance that was ever started must have ended.
-    pub fn fates(&self) -> BTreeMap<String, Fate> {
+    /// The expected outcome of every instance that clients have started.
+    pub fn expected_outcomes(&self) -> BTreeMap<String, ExpectedOutcome> {
         self.with(|entries| {
-            let there = entries.families.values().flat_map(|family| family.fates.clone());
-            there.chain(entries.gone.iter().map(|name| (name.clone(), Fate::Gone))).collect()
+            let existing = entries.items.values().flat_map(|instances| instances.expected.clone());
+            existing.chain(entries.deleted.iter().map(|name| (name.clone(), ExpectedOutcome::Absent))).collect()
         })
     }
 
-    fn with<R>(&self, use_it: impl FnOnce(&mut Entries) -> R) -> R {
-        use_it(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    fn with<R>(&self, use_entries: impl FnOnce(&mut RegistryEntries) -> R) -> R {
+        use_entries(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// The clients.
+/// The clients of a soak.
 pub struct Traffic {
-    /// What is shared.
-    pub stage: Arc<Stage>,
-    /// Who does errands.
-    pub runner: Errands,
-    /// Where errands are entered.
-    pub register: Arc<Register>,
-    /// How many are under way at most.
-    pub under_way: usize,
-    /// Errands are drawn from these.
-    pub dice: Dice,
+    /// The shared state.
+    pub state: Arc<SoakState>,
+    /// The client that runs workload items.
+    pub client: WorkloadClient,
+    /// All workload items.
+    pub registry: Arc<ItemRegistry>,
+    /// The largest number of items in progress.
+    pub max_in_progress: usize,
+    /// The generator that draws the items.
+    pub rng: SeededRng,
 }
 
-/// The longest that passes before the next errand.
-const PACE: u64 = 500;
+/// The longest time between two items, in milliseconds.
+const LONGEST_PAUSE: u64 = 500;
 
 impl Traffic {
-    /// Sends errands until nothing bad happens any more, and waits for the last one.
-    pub async fn flow(mut self) {
-        let room = Arc::new(Semaphore::new(self.under_way));
-        let mut errands = JoinSet::new();
+    /// Starts items until the phase of faults ends, and waits for the last one.
+    pub async fn run(mut self) {
+        let permits = Arc::new(Semaphore::new(self.max_in_progress));
+        let mut items = JoinSet::new();
         for number in 0.. {
-            let Ok(permit) = room.clone().acquire_owned().await else { break };
-            if !self.stage.is_rough() {
+            let Ok(permit) = permits.clone().acquire_owned().await else { break };
+            if !self.state.has_faults() {
                 break;
             }
-            let (name, errand) = draw(&mut self.dice, number);
-            self.register.begun(&name, &errand);
-            let (stage, runner, register) = (self.stage.clone(), self.runner.clone(), self.register.clone());
-            stage.tally.count(|figures| figures.begun += 1);
-            errands.spawn(async move {
+            let (name, item) = draw(&mut self.rng, number);
+            self.registry.begun(&name, &item);
+            let (state, client, registry) = (self.state.clone(), self.client.clone(), self.registry.clone());
+            state.summary.update(|summary| summary.begun += 1);
+            items.spawn(async move {
                 let begun = Instant::now();
-                runner.run(&name, &errand).await;
-                register.done(&name);
-                note(&stage, &name, &errand, begun.elapsed());
+                client.run(&name, &item).await;
+                registry.completed(&name);
+                count(&state, &name, &item, begun.elapsed());
                 drop(permit);
             });
-            while errands.try_join_next().is_some() {}
-            let pause = Duration::from_millis(self.dice.among(0..=PACE));
-            self.stage.rough_for(pause).await;
+            while items.try_join_next().is_some() {}
+            let pause = Duration::from_millis(self.rng.among(0..=LONGEST_PAUSE));
+            self.state.sleep_while_faulty(pause).await;
         }
-        while errands.join_next().await.is_some() {}
+        while items.join_next().await.is_some() {}
     }
 }
 
-fn note(stage: &Stage, name: &str, errand: &Errand, took: Duration) {
-    stage.tally.count(|figures| {
-        *figures.done.entry(kind(errand)).or_default() += 1;
-        if took > figures.longest.0 {
-            figures.longest = (took, format!("{name} ({})", kind(errand)));
+/// Counts a completed item.
+fn count(state: &SoakState, name: &str, item: &WorkloadItem, took: Duration) {
+    state.summary.update(|summary| {
+        *summary.completed.entry(kind(item)).or_default() += 1;
+        if took > summary.longest.0 {
+            summary.longest = (took, format!("{name} ({})", kind(item)));
         }
     });
 }
 
-fn kind(errand: &Errand) -> &'static str {
-    match errand {
-        Errand::Run(_) => "run to the end",
-        Errand::Cancel { .. } => "cancelled",
-        Errand::DeleteAndRunAgain(..) => "deleted and run again",
-        Errand::DeleteRunning { .. } => "deleted while running",
-        Errand::Prune(_) => "pruned",
-        Errand::Chain { .. } => "pruned while running",
-        Errand::Restart(_) => "run again and again",
-        Errand::Poison => "poison",
-        Errand::Bank(_) => "bank",
+fn kind(item: &WorkloadItem) -> &'static str {
+    match item {
+        WorkloadItem::Run(_) => "run to the end",
+        WorkloadItem::Cancel { .. } => "cancelled",
+        WorkloadItem::DeleteAndRunAgain(..) => "deleted and run again",
+        WorkloadItem::DeleteRunning { .. } => "deleted while running",
+        WorkloadItem::Prune(_) => "pruned",
+        WorkloadItem::Chain { .. } => "pruned while running",
+        WorkloadItem::Restart(_) => "run repeatedly",
+        WorkloadItem::Poison => "poison",
+        WorkloadItem::Bank(_) => "bank",
     }
 }
 
-fn draw(dice: &mut Dice, number: u64) -> (String, Errand) {
+fn draw(rng: &mut SeededRng, number: u64) -> (String, WorkloadItem) {
     let name = format!("o{number}");
-    let after = Duration::from_millis(dice.mostly_small(0..=15_000));
-    let widest = *dice.pick(&[5, 5, 20, 20, 60, 150]);
-    let heavy = dice.one_in(10);
-    let mut author = Author::new(dice, 3, widest, heavy);
-    let (mut steps, mut more) = (author.script(), author.script());
-    let errand = match dice.among(0..=15) {
+    let after = Duration::from_millis(rng.mostly_small(0..=15_000));
+    let widest = *rng.pick(&[5, 5, 20, 20, 60, 150]);
+    let heavy = rng.one_in(10);
+    let mut generator = ScriptGenerator::new(rng, 3, widest, heavy);
+    let (mut steps, mut more) = (generator.script(), generator.script());
+    let item = match rng.among(0..=15) {
         0 => {
             steps.retain(|step| *step != Step::Fail);
             steps.push(Step::Event { name: NEVER.to_owned() });
-            Errand::Cancel { steps: alone(steps, true), after }
+            WorkloadItem::Cancel { steps: self_contained(steps, true), after }
         }
         1 => {
             for script in [&mut steps, &mut more] {
                 script.retain(|step| !matches!(step, Step::Detached(_)));
             }
-            Errand::DeleteAndRunAgain(steps, more)
+            WorkloadItem::DeleteAndRunAgain(steps, more)
         }
-        2 => Errand::DeleteRunning { steps: alone(steps, false), after },
-        3 => Errand::Prune(steps),
-        4 => Errand::Poison,
+        2 => WorkloadItem::DeleteRunning { steps: self_contained(steps, false), after },
+        3 => WorkloadItem::Prune(steps),
+        4 => WorkloadItem::Poison,
         5 => {
-            let accounts = usize::try_from(dice.among(2..=4)).unwrap_or(2);
-            let transfers = usize::try_from(dice.among(3..=20)).unwrap_or(3);
-            let business = Business::draw(dice, accounts, transfers);
-            Errand::Bank(Business { prefix: format!("{name} "), ..business })
+            let accounts = usize::try_from(rng.among(2..=4)).unwrap_or(2);
+            let transfers = usize::try_from(rng.among(3..=20)).unwrap_or(3);
+            let bank = BankWorkload::draw(rng, accounts, transfers);
+            WorkloadItem::Bank(BankWorkload { prefix: format!("{name} "), ..bank })
         }
-        _ => Errand::Run(steps),
+        _ => WorkloadItem::Run(steps),
     };
-    (name, errand)
+    (name, item)
 }
 
 #[cfg(test)]
@@ -221,13 +224,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_family_has_descendants_and_no_namesakes() {
-        let family = Family { name: "o1".to_owned(), fates: BTreeMap::new(), done: None, condemned: false };
+    fn an_item_has_its_descendants_and_no_instances_of_similar_names() {
+        let item = ItemInstances {
+            name: "o1".to_owned(),
+            expected: BTreeMap::new(),
+            completed: None,
+            is_being_deleted: false,
+        };
         for instance in ["o1", "o1::sub::2", "o1.d3", "o1.d3::sub::2", "o1 account 0"] {
-            assert!(family.has(instance), "{instance}");
+            assert!(item.has(instance), "{instance}");
         }
         for instance in ["o12", "o2", "$d:metrics", "o10.d1"] {
-            assert!(!family.has(instance), "{instance}");
+            assert!(!item.has(instance), "{instance}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A worker process: a duroxide runtime on a provider of its own, which leaves when its input ends.
+//! A worker process: a duroxide runtime on a provider of its own. It shuts down when its standard input ends.
 
 use std::io::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,90 +14,90 @@ use tokio::io::AsyncReadExt;
 
 use crate::bank;
 use crate::script::{self, TAGS};
-use crate::soak::site;
-use crate::worker::{orchestrations, Setup};
+use crate::soak::served_account;
+use crate::worker::{orchestrations, WorkerSettings};
 
-/// What a worker says of the activities that it has begun, before their number.
+/// The beginning of the line in which a worker reports how many activities it has begun.
 pub const RAN: &str = "ran ";
-/// How often it says so.
-const SAY_EVERY: Duration = Duration::from_millis(500);
-/// How long it may take to leave.
-const LEAVING: Duration = Duration::from_secs(20);
-/// How long it waits before it tries again to reach the account.
+/// The time between two reports.
+const REPORT_INTERVAL: Duration = Duration::from_millis(500);
+/// The time that the provider may take to shut down.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(20);
+/// The time between two attempts to reach the account.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// The name of the worker in this place.
-pub fn name(place: usize) -> String {
-    format!("w{place}")
+/// The name of the worker with this number.
+pub fn name(number: usize) -> String {
+    format!("w{number}")
 }
 
-/// How the worker in this place is set up. The first one serves every tag, so that somebody does.
-pub fn setup(place: usize) -> Setup {
-    let tags = match place % 4 {
-        _ if place == 0 => &TAGS[..],
+/// The settings of the worker with this number. The first worker serves every tag, so that no activity waits for ever.
+pub fn settings(number: usize) -> WorkerSettings {
+    let tags = match number % 4 {
+        _ if number == 0 => &TAGS[..],
         1 => &TAGS[..1],
         3 => &TAGS[1..],
         _ => &[],
     };
-    Setup {
-        turns: 2 + place % 2,
+    WorkerSettings {
+        turns: 2 + number % 2,
         activities: 4,
         tags: tags.iter().map(|tag| (*tag).to_owned()).collect(),
         turn_lock: Duration::from_secs(4),
         activity_lock: Duration::from_secs(5),
         session_lock: Duration::from_secs(5),
-        long_poll: Duration::from_secs(if place.is_multiple_of(2) { 30 } else { 2 }),
+        long_poll: Duration::from_secs(if number.is_multiple_of(2) { 30 } else { 2 }),
         max_attempts: 40,
         sessions: 10,
     }
 }
 
-/// What the process does.
-pub async fn serve(endpoint: &str, place: usize) -> Result<()> {
-    end_at_panics();
-    let provider = Arc::new(open(endpoint, &name(place)).await);
+/// Runs the worker process.
+pub async fn serve(endpoint: &str, number: usize) -> Result<()> {
+    exit_on_panic();
+    let provider = Arc::new(open(endpoint, &name(number)).await);
     let ran: Arc<AtomicU64> = Arc::default();
-    let options = setup(place).options(&name(place));
+    let options = settings(number).options(&name(number));
     let runtime = Runtime::start_with_options(provider.clone(), activities(&ran), orchestrations(), options).await;
     let mut input = tokio::io::stdin();
     let mut rest = Vec::new();
-    let told_to_leave = input.read_to_end(&mut rest);
-    tokio::pin!(told_to_leave);
-    while tokio::time::timeout(SAY_EVERY, told_to_leave.as_mut()).await.is_err() {
-        say(&ran)?;
+    let shutdown_requested = input.read_to_end(&mut rest);
+    tokio::pin!(shutdown_requested);
+    while tokio::time::timeout(REPORT_INTERVAL, shutdown_requested.as_mut()).await.is_err() {
+        report(&ran)?;
     }
     runtime.shutdown(None).await;
-    provider.shutdown_within(LEAVING).await;
-    say(&ran)
+    provider.shutdown_within(SHUTDOWN_TIMEOUT).await;
+    report(&ran)
 }
 
-/// A panic anywhere is one too many, and must not go by in a task that nobody asks.
-fn end_at_panics() {
-    let tell = std::panic::take_hook();
+/// Ends the process on any panic. A panic in a task that is never joined would stay unnoticed.
+fn exit_on_panic() {
+    let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        tell(panic);
+        print(panic);
         std::process::exit(101);
     }));
 }
 
-/// The container's provider, tried until it works: the account may be in trouble right now.
+/// Opens a provider, and repeats that until it succeeds. The account may have faults right now.
 async fn open(endpoint: &str, name: &str) -> CosmosDBProvider {
     loop {
-        match CosmosDBProvider::new_with_config(site::config(endpoint, name)).await {
+        match CosmosDBProvider::new_with_config(served_account::config(endpoint, name)).await {
             Ok(provider) => return provider,
             Err(_) => tokio::time::sleep(PAUSE).await,
         }
     }
 }
 
-/// Fails where nobody listens any more.
-fn say(ran: &AtomicU64) -> Result<()> {
+/// Reports the number of activities. It fails if the parent process is gone.
+fn report(ran: &AtomicU64) -> Result<()> {
     let mut output = std::io::stdout().lock();
     writeln!(output, "{RAN}{}", ran.load(Ordering::Relaxed))?;
     Ok(output.flush()?)
 }
 
-/// The activities of [`worker::activities`](crate::worker::activities), counted.
+/// The activities of [`worker::activities`](crate::worker::activities), with a counter.
 fn activities(ran: &Arc<AtomicU64>) -> ActivityRegistry {
     let counted = || {
         let ran = ran.clone();
@@ -115,12 +115,13 @@ fn activities(ran: &Arc<AtomicU64>) -> ActivityRegistry {
         })
         .register(bank::PAY, move |context, input| {
             pay();
-            bank::pay_in(context, input)
+            bank::pay(context, input)
         })
         .build()
 }
 
-/// The activity that fails as often as its input says, over all processes and their lives: the history has counted.
+/// The activity that fails as often as its input says. It counts failures in the history, so the count survives a
+/// crash.
 async fn flaky(context: ActivityContext, input: String) -> Result<String, String> {
     let wanted: serde_json::Value = serde_json::from_str(&input).map_err(|error| error.to_string())?;
     let wanted = wanted["failures"].as_u64().unwrap_or(0);
@@ -134,7 +135,7 @@ async fn flaky(context: ActivityContext, input: String) -> Result<String, String
     Ok("retried".to_owned())
 }
 
-/// How many calls with this input have failed in this execution.
+/// The number of calls with this input that have failed in this execution.
 async fn failures_so_far(context: &ActivityContext, input: &str) -> u64 {
     let client = context.get_client();
     let history = loop {
@@ -143,10 +144,10 @@ async fn failures_so_far(context: &ActivityContext, input: &str) -> u64 {
             Err(_) => tokio::time::sleep(PAUSE).await,
         }
     };
-    let is_one = |id: u64| {
+    let has_input = |id: u64| {
         let scheduled = history.iter().find(|event| event.event_id == id).map(|event| &event.kind);
-        matches!(scheduled, Some(EventKind::ActivityScheduled { input: its, .. }) if its == input)
+        matches!(scheduled, Some(EventKind::ActivityScheduled { input: scheduled, .. }) if scheduled == input)
     };
     let failed = history.iter().filter(|event| matches!(event.kind, EventKind::ActivityFailed { .. }));
-    failed.filter_map(|event| event.source_event_id).filter(|id| is_one(*id)).count() as u64
+    failed.filter_map(|event| event.source_event_id).filter(|id| has_input(*id)).count() as u64
 }

@@ -1,33 +1,33 @@
-//! Transactional batches: all or nothing, bound to conditions, with an ETag for each document.
+//! Transactional batches: they are atomic, honour conditions, and return an ETag for each document.
 
-use super::{text, Deep, DeepCheckResult};
+use super::{text, DeepCheck, DeepCheckResult};
 use crate::cosmos::{probe, BatchOutcome};
 use crate::model::{operation, Operation};
 use azure_core::http::Etag;
 use serde_json::Value;
 
-impl Deep<'_> {
+impl DeepCheck<'_> {
     pub(super) async fn batches(&mut self) {
-        let commit = "every commit of a turn is a batch: histories would be torn";
+        let commit = "every commit of a turn is a batch, so a history could be written in part";
         let outcome = self.probe().await;
-        self.note("batch probe", outcome, commit);
+        self.report("batch probe", outcome, commit);
         let outcome = self.etags().await;
-        self.note("batch ETags", outcome, "a turn that was claimed by a batch could not be committed");
+        self.report("batch ETags", outcome, "a worker could not commit a turn that it claimed with a batch");
         for (subject, status) in [("batch 409", 409), ("batch 412", 412), ("batch 404", 404)] {
             let outcome = self.failure(status).await;
-            self.note(subject, outcome, commit);
+            self.report(subject, outcome, commit);
         }
         let outcome = self.largest().await;
-        self.note("largest batch", outcome, "large turns would be refused");
+        self.report("largest batch", outcome, "the service would refuse large turns");
     }
 
-    /// The probe that opening makes: a failed condition roll_forwards the batch back. With a document of our own: nobody may have opened
-    /// the container yet.
+    /// The probe of opening: a failed condition rolls the batch back. It uses a document of the check, because the
+    /// format document may not exist yet.
     async fn probe(&self) -> DeepCheckResult {
-        let document = self.document("there", 1, 300);
-        self.create("there", &document).await?;
-        let there = (&self.partition, &self.id("there"), &document);
-        match probe::batches_with(self.store, there, self.deadline()).await {
+        let document = self.document("existing", 1, 300);
+        self.create("existing", &document).await?;
+        let existing = (&self.partition, &self.id("existing"), &document);
+        match probe::batches_with(self.store, existing, self.deadline()).await {
             Ok(None) => Ok("a batch with a failed condition leaves nothing behind".to_owned()),
             Ok(Some(flaw)) => Err(flaw.describe().to_owned()),
             Err(error) => Err(error.to_string()),
@@ -38,7 +38,8 @@ impl Deep<'_> {
         self.store.batch(&self.partition, operations, self.deadline()).await.map_err(text)
     }
 
-    /// Creates, replaces, upserts and deletes in one batch; each answer's ETag is that of the stored document.
+    /// Creates, replaces, upserts and deletes in one batch. Each ETag in the answer must be that of the stored
+    /// document.
     async fn etags(&self) -> DeepCheckResult {
         let first = self.create("etag-1", &self.document("etag-1", 1, 300)).await?;
         self.create("etag-2", &self.document("etag-2", 1, 300)).await?;
@@ -55,7 +56,7 @@ impl Deep<'_> {
             }
         };
         for (index, name) in ["etag-1", "etag-3", "etag-4"].into_iter().enumerate() {
-            let stored = self.read(name).await?.ok_or_else(|| format!("{name} is not there after the batch"))?.1;
+            let stored = self.read(name).await?.ok_or_else(|| format!("{name} does not exist after the batch"))?.1;
             match committed.etag(index) {
                 Some(etag) if *etag == stored => {}
                 other => return Err(format!("operation {index} returned ETag {other:?}, the document has {stored}")),
@@ -63,21 +64,21 @@ impl Deep<'_> {
         }
         match self.read("etag-2").await? {
             None => Ok("create, replace, upsert, delete; each ETag is that of the stored document".to_owned()),
-            Some(_) => Err("a document that the batch deleted is still there".to_owned()),
+            Some(_) => Err("a document that the batch deleted still exists".to_owned()),
         }
     }
 
-    /// One operation fails with this status: it is named, and the others are undone.
+    /// One operation fails with this status. The answer names it, and the service rolls the others back.
     async fn failure(&self, status: u16) -> DeepCheckResult {
         let name = format!("failed-{status}");
-        let there = self.document("failed", 1, 300);
+        let existing = self.document("failed", 1, 300);
         if self.read("failed").await?.is_none() {
-            self.create("failed", &there).await?;
+            self.create("failed", &existing).await?;
         }
         let failing = match status {
-            409 => create(&there)?,
-            412 => replace(self.id("failed"), &there, &Etag::from(probe::NO_ETAG))?,
-            _ => Operation::delete(self.id("not-there"), None),
+            409 => create(&existing)?,
+            412 => replace(self.id("failed"), &existing, &Etag::from(probe::NO_ETAG))?,
+            _ => Operation::delete(self.id("missing"), None),
         };
         let operations = [create(&self.document(&name, 1, 300))?, failing];
         let back = match self.send(&operations).await? {
@@ -91,14 +92,14 @@ impl Deep<'_> {
             ));
         }
         match self.read(&name).await? {
-            None => Ok(format!("the failed operation is answered {status}, and the other is undone")),
+            None => Ok(format!("the failed operation is answered {status}, and the other one is rolled back")),
             Some(_) => Err("the batch failed, and a part of it was done".to_owned()),
         }
     }
 
-    /// A hundred operations of as many bytes as the provider ever sends.
+    /// Sends a hundred operations with as many bytes as the provider ever sends.
     async fn largest(&self) -> DeepCheckResult {
-        // The rest of an operation's size: its envelope.
+        // The envelope of an operation takes the remaining bytes.
         let each = operation::MAX_BYTES / operation::MAX_OPERATIONS - 200;
         let document = |number: usize| self.document(&format!("largest-{number:0>100}"), 1, each);
         let operations: Result<Vec<Operation>, String> =

@@ -1,9 +1,9 @@
-//! `check --deep`: every assumption that the provider makes about the service, tried out on the account.
+//! `check --deep`: tests every assumption that the provider makes about the service.
 //!
-//! All of it happens in a partition of its own, in documents that no query of the provider returns. They are removed at the
-//! end. Should that fail, they expire after an hour where time to live is on.
+//! The check writes to a partition of its own, with documents that no query of the provider returns. It removes them
+//! at the end. If that fails, they expire after an hour, provided that time to live is on.
 //!
-//! Each assumption becomes one [`CheckLine`]: fine, or what the service answered and what follows from that.
+//! Each assumption becomes one [`CheckLine`]: the observation, or the deviating answer and its consequence.
 
 mod batches;
 mod points;
@@ -17,49 +17,49 @@ use azure_core::http::Etag;
 use serde_json::{json, Value};
 use std::time::Duration;
 
-/// How long one call may take. Throttling on a small container is ridden out.
+/// The time limit of one call. It leaves time for retries on a small, throttled container.
 const TIME: Duration = Duration::from_secs(30);
-/// When what a check that died left behind expires.
+/// The time to live of the documents, in seconds, for a check that dies before it removes them.
 const TIME_TO_LIVE: u32 = 3_600;
 
-/// Above any time of creation; twice as much is still a number that JSON holds exactly.
+/// Larger than any creation time. JSON holds twice this number exactly.
 const FIRST: u64 = 4_000_000_000_000;
 
-/// The verdict on one assumption: `Ok` with the observation, `Err` with the answer that differs.
+/// The result for one assumption: `Ok` with the observation, `Err` with the deviating answer.
 type DeepCheckResult = Result<String, String>;
 
-/// A check under way.
-pub(super) struct Deep<'a> {
+/// A running check.
+pub(super) struct DeepCheck<'a> {
     store: &'a Store,
     partition: Partition,
-    /// The name of this run. Another one may be under way, or have left something behind.
+    /// The name of this run. Another run may be active, or may have left documents behind.
     run: String,
-    /// The documents of the paging check are told from all others by their numbers, which begin here.
+    /// The first number of the documents of the paging check. The numbers distinguish them from all other documents.
     first: u64,
     lines: Vec<(String, CheckLine)>,
 }
 
-/// Tries out every assumption.
+/// Tests every assumption.
 pub(super) async fn run(store: &Store) -> Vec<(String, CheckLine)> {
     let randomness = &store.inner.randomness;
     let run = randomness.token();
     let first = FIRST + (randomness.fraction() * FIRST as f64) as u64;
-    let mut deep = Deep { store, partition: Partition::scratch(&run), run, first, lines: Vec::new() };
-    deep.points().await;
-    deep.batches().await;
-    deep.reads().await;
-    deep.queries().await;
-    deep.prices().await;
-    deep.clean_up().await;
-    deep.lines
+    let mut check = DeepCheck { store, partition: Partition::scratch(&run), run, first, lines: Vec::new() };
+    check.points().await;
+    check.batches().await;
+    check.reads().await;
+    check.queries().await;
+    check.prices().await;
+    check.clean_up().await;
+    check.lines
 }
 
-impl Deep<'_> {
-    /// Notes what was found. `follows` says what it means for the provider where the service behaves otherwise.
-    fn note(&mut self, subject: &str, outcome: DeepCheckResult, follows: &str) {
+impl DeepCheck<'_> {
+    /// Adds a line. `consequence` says what a deviation means for the provider.
+    fn report(&mut self, subject: &str, outcome: DeepCheckResult, consequence: &str) {
         let line = match outcome {
-            Ok(seen) => CheckLine::Ok(seen),
-            Err(answer) => CheckLine::Differs(format!("{answer}. What follows: {follows}")),
+            Ok(observation) => CheckLine::Ok(observation),
+            Err(answer) => CheckLine::Differs(format!("{answer}. Consequence: {consequence}")),
         };
         self.lines.push((subject.to_owned(), line));
     }
@@ -72,7 +72,7 @@ impl Deep<'_> {
         DocumentId::new("probe", &[name])
     }
 
-    /// A document of about so many bytes.
+    /// A document of about `bytes` bytes.
     fn document(&self, name: &str, number: u64, bytes: usize) -> Value {
         let mut document = json!({
             "id": self.id(name), "instanceId": self.partition, "type": "probe", "createdAt": number, "ttl": TIME_TO_LIVE,
@@ -94,14 +94,14 @@ impl Deep<'_> {
         Ok(found.map_err(text)?.map(|found| (found.document, found.etag)))
     }
 
-    /// Removes what the check wrote.
+    /// Removes the documents of the check.
     async fn clean_up(&mut self) {
         let outcome = self.remove_all().await.map_err(text);
-        let follows = format!("delete what is left in partition {}", self.partition);
+        let consequence = format!("delete the remaining documents in partition {}", self.partition);
         let (requests, units) = (self.store.statistics().requests(), self.store.statistics().charge());
-        let seen =
+        let observation =
             |count| format!("{count} documents were removed; the check took {requests} requests and {units:.0} RU");
-        self.note("clean-up", outcome.map(seen), &follows);
+        self.report("clean-up", outcome.map(observation), &consequence);
     }
 
     async fn remove_all(&self) -> Result<usize, StoreError> {
@@ -109,7 +109,7 @@ impl Deep<'_> {
         let ask =
             |statement| self.store.query_partition::<Value>(&self.partition, statement, QueryTimeout::PerPage(TIME));
         let rows = match ask(contents().authoritative()).await {
-            // An account that refuses quorum reads must not keep what the check wrote.
+            // The check removes its documents even on an account that refuses quorum reads.
             Err(StoreError::Rejected { .. }) => ask(contents()).await?,
             rows => rows?,
         };
@@ -123,7 +123,7 @@ impl Deep<'_> {
     }
 }
 
-/// The ETag of a write that must have been done.
+/// The ETag of a write that must succeed.
 fn done(outcome: Result<WriteOutcome, StoreError>, what: &str) -> Result<Etag, String> {
     match outcome {
         Ok(WriteOutcome::Done(etag)) => Ok(etag),

@@ -1,6 +1,6 @@
 //! Writes of single documents: statuses, conditions, ids, numbers, minimal answers, time to live.
 
-use super::{done, Deep, DeepCheckResult};
+use super::{done, DeepCheck, DeepCheckResult};
 use crate::{
     cosmos::{Refusal, StoreError, WriteOutcome},
     model::{DocumentId, Partition},
@@ -9,33 +9,33 @@ use serde_json::{json, Value};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// The largest integer that JSON numbers hold exactly; deferred messages are stored with it.
+/// The largest integer that JSON numbers hold exactly. Deferred messages have it as their due time.
 const LARGEST: u64 = (1 << 53) - 1;
-/// A document with a time to live of a second must be gone by then.
+/// The time after which a document with a time to live of one second must have disappeared.
 const EXPIRY_TIME: Duration = Duration::from_secs(8);
 
-impl Deep<'_> {
+impl DeepCheck<'_> {
     pub(super) async fn points(&mut self) {
-        let follows = "a worker could not tell whether it lost a race";
+        let consequence = "a worker could not tell whether it lost a race";
         let outcome = self.statuses().await;
-        self.note("point writes", outcome, follows);
+        self.report("point writes", outcome, consequence);
         let outcome = self.conditions().await;
-        self.note("conditions", outcome, "ETags are the locks: two workers could own the same turn");
+        self.report("conditions", outcome, "ETags are the locks: two workers could own the same turn");
         let outcome = self.ids().await;
-        self.note("ids and keys", outcome, "instances with long or unusual names can't be stored");
+        self.report("ids and keys", outcome, "instances with long or unusual names can't be stored");
         let outcome = self.numbers().await;
-        self.note("large numbers", outcome, "deferred messages would be found by polls");
+        self.report("large numbers", outcome, "deferred messages would be found by polls");
         let outcome = self.minimal_answers().await;
-        self.note("short answers", outcome, "every write returns its document: more traffic, no harm");
+        self.report("short answers", outcome, "every write returns its document, which only adds traffic");
         let outcome = self.time_to_live().await;
-        self.note(
+        self.report(
             "expiry",
             outcome,
-            "markers of delivered messages stay, or a message is taken for delivered too long",
+            "markers of delivered messages stay, or a new message counts as delivered for too long",
         );
     }
 
-    /// Create, create again, replace, upsert, delete, and each of them on what is not there.
+    /// Creates a document twice, replaces, upserts and deletes it, then deletes and replaces the missing document.
     async fn statuses(&self) -> DeepCheckResult {
         let (store, partition, id) = (self.store, &self.partition, self.id("status"));
         let document = self.document("status", 1, 300);
@@ -48,16 +48,16 @@ impl Deep<'_> {
         refused(store.delete(partition, &id, None, self.deadline()).await, absent, "a second delete")?;
         let replaced = store.replace(partition, &id, &document, None, self.deadline()).await;
         refused(replaced, absent, "a replace of a missing document")?;
-        Ok("create, replace, upsert and delete; 409 and 404 where they must be".to_owned())
+        Ok("create, replace, upsert and delete; 409 and 404 as expected".to_owned())
     }
 
-    /// A write with the present ETag is done, with an old one it is refused.
+    /// The service applies a write with the current ETag, and refuses one with an old ETag.
     async fn conditions(&self) -> DeepCheckResult {
         let (store, partition, id) = (self.store, &self.partition, self.id("condition"));
         let document = self.document("condition", 1, 300);
         let first = self.create("condition", &document).await?;
         let replaced = store.replace(partition, &id, &document, Some(&first), self.deadline()).await;
-        let second = done(replaced, "a replace with the present ETag")?;
+        let second = done(replaced, "a replace with the current ETag")?;
         if second == first {
             return Err("a replace did not change the ETag".to_owned());
         }
@@ -66,11 +66,11 @@ impl Deep<'_> {
         refused(replaced, stale, "a replace with an old ETag")?;
         let deleted = store.delete(partition, &id, Some(&first), self.deadline()).await;
         refused(deleted, stale, "a delete with an old ETag")?;
-        done(store.delete(partition, &id, Some(&second), self.deadline()).await, "a delete with the present ETag")?;
-        Ok("an old ETag is answered 412, the present one is accepted".to_owned())
+        done(store.delete(partition, &id, Some(&second), self.deadline()).await, "a delete with the current ETag")?;
+        Ok("an old ETag is answered 412, and the current one is accepted".to_owned())
     }
 
-    /// The longest id and the longest partition key, with the characters that the provider uses.
+    /// Writes the longest id and the longest partition key, with the characters that the provider uses.
     async fn ids(&self) -> DeepCheckResult {
         let name = format!("{}-_~3a:", "i".repeat(1_023 - "probe:-_~3a:".len()));
         let id = DocumentId::try_from(format!("probe:{name}"))?;
@@ -90,10 +90,10 @@ impl Deep<'_> {
     async fn numbers(&self) -> DeepCheckResult {
         let document = self.document("number", LARGEST, 300);
         self.create("number", &document).await?;
-        let found = self.read("number").await?.ok_or("the document is not there")?.0;
+        let found = self.read("number").await?.ok_or("the document does not exist")?.0;
         match found["createdAt"].as_u64() {
-            Some(LARGEST) => Ok(format!("{LARGEST} comes back as it was stored")),
-            _ => Err(format!("{LARGEST} came back as {}", found["createdAt"])),
+            Some(LARGEST) => Ok(format!("{LARGEST} is returned as it was stored")),
+            _ => Err(format!("{LARGEST} was returned as {}", found["createdAt"])),
         }
     }
 
@@ -103,11 +103,11 @@ impl Deep<'_> {
         let body = created.map_err(|error| error.to_string())?.into_body();
         match body.is_empty() {
             true => Ok("a write does not return its document".to_owned()),
-            false => Err("a write returned its document although the request asked it not to".to_owned()),
+            false => Err("a write returned its document although the request asked for a minimal answer".to_owned()),
         }
     }
 
-    /// A document with a time to live of a second disappears, and its id is free again.
+    /// A document with a time to live of one second disappears, and its id can be used again.
     async fn time_to_live(&self) -> DeepCheckResult {
         let mut document = self.document("expiry", 1, 300);
         document["ttl"] = Value::from(1);
@@ -122,16 +122,19 @@ impl Deep<'_> {
         let gone = begun.elapsed();
         document["ttl"] = Value::from(super::TIME_TO_LIVE);
         self.create("expiry", &document).await.map_err(|error| format!("after a document expired, {error}"))?;
-        Ok(format!("a time to live of 1 s ended after {:.1} s, and the id was free again", gone.as_secs_f64()))
+        Ok(format!(
+            "a document with a time to live of 1 s disappeared after {:.1} s, and its id could be used again",
+            gone.as_secs_f64()
+        ))
     }
 }
 
-/// Checks that a write was refused for this reason.
+/// Checks that the service refused a write for this reason.
 fn refused(outcome: Result<WriteOutcome, StoreError>, refusal: Refusal, what: &str) -> Result<(), String> {
     match outcome {
         Ok(WriteOutcome::Refused(found)) if found == refusal => Ok(()),
         Ok(WriteOutcome::Refused(found)) => Err(format!("{what} was answered {found:?} instead of {refusal:?}")),
-        Ok(WriteOutcome::Done(etag)) => Err(format!("{what} was done (ETag {etag})")),
+        Ok(WriteOutcome::Done(etag)) => Err(format!("{what} was applied (ETag {etag})")),
         Err(error) => Err(error.to_string()),
     }
 }

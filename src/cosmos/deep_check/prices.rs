@@ -1,33 +1,34 @@
-//! Charges, compared with Microsoft's published prices.
+//! Compares charges with Microsoft's published prices, in RU.
 //!
-//! The prices are those of the page "Understand request unit consumption" of 2026: documents up to about 32 KB cost nearly
-//! the same. A replace costs two creates; each indexed term that is added or removed costs 0.2.
+//! The prices are from Microsoft's article "Understand request unit consumption" of 2026. They are not measured on
+//! Azure. Documents up to about 32 KB cost nearly the same. A replace costs two creates. Each indexed term that is
+//! added or removed costs 0.2.
 
-use super::{done, text, Deep, DeepCheckResult};
+use super::{done, text, DeepCheck, DeepCheckResult};
 use crate::cosmos::OperationKind;
 use serde_json::Value;
 use std::future::Future;
 
-/// Sizes in bytes, with the published prices of a read and of a create.
+/// Sizes in bytes, with the published prices of a read and a create.
 const PUBLISHED: [(usize, f64, f64); 2] = [(1_024, 1.00, 4.95), (16 * 1_024, 1.67, 9.52)];
 const DELETE: f64 = 4.95;
 const TERM: f64 = 0.2;
-/// The documents of this check have a type and a time of creation that are indexed.
+/// The indexed terms of a document of this check: its type and its creation time.
 const TERMS: f64 = 2.0;
-/// A query costs at least this for each physical partition.
+/// The lowest price of a query for each physical partition.
 const QUERY: f64 = 2.3;
-/// How far a charge may be off: estimates are not bills.
+/// The accepted relative deviation of a charge from the published price.
 const TOLERANCE: f64 = 0.35;
 
-impl Deep<'_> {
+impl DeepCheck<'_> {
     pub(super) async fn prices(&mut self) {
-        let follows = "the cost estimates of the documentation do not hold on this account";
+        let consequence = "the cost estimates of the documentation do not hold on this account";
         for (bytes, read, create) in PUBLISHED {
             let outcome = self.charges(bytes, read, create).await;
-            self.note(&format!("prices at {} KB", bytes / 1_024), outcome, follows);
+            self.report(&format!("prices at {} KB", bytes / 1_024), outcome, consequence);
         }
         let outcome = self.query_charge().await;
-        self.note("price of a query", outcome, follows);
+        self.report("price of a query", outcome, consequence);
     }
 
     async fn charges(&self, bytes: usize, read: f64, create: f64) -> DeepCheckResult {
@@ -68,13 +69,13 @@ impl Deep<'_> {
         let before = self.store.statistics().of(kind).requests;
         let charge = self.charge(kind, asking).await?;
         let pages = self.store.statistics().of(kind).requests - before;
-        // A page that is empty costs as much as any other.
+        // An empty page costs as much as any other.
         let charge = charge / pages.max(1) as f64;
-        let seen = format!("{charge:.2} RU for a page that holds nothing, published at least {QUERY}");
+        let observation = format!("{charge:.2} RU for an empty page, published at least {QUERY}");
         if (QUERY * (1.0 - TOLERANCE)..QUERY * 2.0).contains(&charge) {
-            Ok(seen)
+            Ok(observation)
         } else {
-            Err(seen)
+            Err(observation)
         }
     }
 
@@ -86,16 +87,16 @@ impl Deep<'_> {
     }
 }
 
-/// Puts charges beside published prices.
+/// Compares charges with published prices.
 fn compare(charges: &[(&str, f64, f64)]) -> DeepCheckResult {
     let texts: Vec<String> =
         charges.iter().map(|(what, charged, published)| format!("{what} {charged:.2} ({published:.2})")).collect();
-    let seen = format!("charged (published): {}", texts.join(", "));
+    let observation = format!("charged (published): {}", texts.join(", "));
     let is_near = |(_, charged, published): &(&str, f64, f64)| (charged - published).abs() <= published * TOLERANCE;
     if charges.iter().all(is_near) {
-        Ok(seen)
+        Ok(observation)
     } else {
-        Err(seen)
+        Err(observation)
     }
 }
 

@@ -1,6 +1,6 @@
-//! Queries: every text that the provider sends, paging and order, hash ranges, what the service refuses.
+//! Queries: every text of the provider, paging and order, hash ranges, and queries that the service refuses.
 
-use super::{text, Deep, DeepCheckResult};
+use super::{text, DeepCheck, DeepCheckResult};
 use crate::{
     cosmos::queries::{QueryText, ALL},
     cosmos::{StoreError, QUERY_TIME},
@@ -11,9 +11,9 @@ use serde_json::Value;
 use std::{num::NonZeroU32, time::Duration};
 use tokio::time::Instant;
 
-/// Queries that are sent at once.
+/// The number of concurrent queries.
 const CONCURRENCY: usize = 8;
-/// Documents that a query of several pages returns.
+/// The number of rows of the query of several pages.
 const ROWS: u64 = 7;
 const PAGE: NonZeroU32 = NonZeroU32::new(3).unwrap();
 
@@ -27,23 +27,27 @@ const RESERVED: QueryText = QueryText::within("reserved", "SELECT c.by FROM c");
 const QUOTES: QueryText =
     QueryText::within("quotes", "SELECT VALUE c.createdAt FROM c WHERE c.type = \"probe\" AND c.createdAt = @from");
 
-impl Deep<'_> {
+impl DeepCheck<'_> {
     pub(super) async fn queries(&mut self) {
         self.texts().await;
         let outcome = self.pages().await;
-        self.note("pages and order", outcome, "polls and lists miss rows, or see them twice");
+        self.report("pages and order", outcome, "polls and lists miss rows, or return them twice");
         let outcome = self.ranges().await;
-        self.note("hash ranges", outcome, "workers ask partitions that do not hold their work");
+        self.report("hash ranges", outcome, "workers query partitions that do not hold their work");
         let outcome = self.quotes().await;
-        self.note("quotes", outcome, "none for the provider, which uses single quotes: the local account differs");
+        self.report("quotes", outcome, "none for the provider, which uses single quotes: the local account differs");
         let outcome = self.refusals().await;
-        self.note("what is refused", outcome, "none for the provider, which sends neither: the local account differs");
+        self.report(
+            "refused queries",
+            outcome,
+            "none for the provider, which sends neither: the local account differs",
+        );
     }
 
-    /// Every query of the provider with parameters of the right kinds: a page of one logical partition, or of one physical
-    /// one.
+    /// Sends every query of the provider, with parameters of the right types, and reads one page. The page is of one
+    /// logical or one physical partition.
     async fn texts(&mut self) {
-        // By value: a check that borrowed them could not be spawned.
+        // By value, because a check that borrows the queries can't be spawned.
         let this: &Self = self;
         let sending = stream::iter(ALL.iter().copied()).map(|query| async move {
             let begun = Instant::now();
@@ -54,14 +58,15 @@ impl Deep<'_> {
         let accepted = answers.iter().filter(|(_, answer, _)| answer.is_ok()).count();
         for (name, answer, _) in answers {
             if let Err(error) = answer {
-                let follows = "the provider can't work on this account";
-                self.note(&format!("query {name}"), Err(error.to_string()), follows);
+                let consequence = "the provider can't work on this account";
+                self.report(&format!("query {name}"), Err(error.to_string()), consequence);
             }
         }
-        let seen = format!("{accepted} of {} accepted, the slowest within {} ms", ALL.len(), slowest.as_millis());
-        let outcome = if accepted == ALL.len() { Ok(seen) } else { Err(seen) };
-        let follows = format!("see the lines above; a page may take {QUERY_TIME:?}");
-        self.note("query texts", outcome, &follows);
+        let observation =
+            format!("{accepted} of {} accepted, the slowest within {} ms", ALL.len(), slowest.as_millis());
+        let outcome = if accepted == ALL.len() { Ok(observation) } else { Err(observation) };
+        let consequence = format!("see the lines above. The time limit of a page is {QUERY_TIME:?}");
+        self.report("query texts", outcome, &consequence);
     }
 
     async fn send_query(&self, query: QueryText) -> Result<(), StoreError> {
@@ -77,7 +82,7 @@ impl Deep<'_> {
         self.store.range_pages::<Value>(range, statement, self.deadline())?.next().await.map(drop)
     }
 
-    /// Rows come in order, each once, whatever pages the service makes of them.
+    /// The rows must arrive in order, each of them once, on pages of any size.
     async fn pages(&self) -> DeepCheckResult {
         for number in 0..ROWS {
             let document = self.document(&format!("page-{number}"), self.first + number, 300);
@@ -94,11 +99,11 @@ impl Deep<'_> {
         let wanted: Vec<u64> = (self.first..self.first + ROWS).rev().collect();
         match found == wanted {
             true => Ok(format!("{ROWS} rows in descending order, in {count} pages, {empty} of them empty")),
-            false => Err(format!("{found:?} came instead of {wanted:?}")),
+            false => Err(format!("{found:?} was returned instead of {wanted:?}")),
         }
     }
 
-    /// The partition key's hash, as it is worked out here, names the physical partition that holds the document.
+    /// The hash that the provider computes from a partition key must select the physical partition of the document.
     async fn ranges(&self) -> DeepCheckResult {
         let ranges = self.store.physical_partitions(self.deadline()).await.map_err(text)?;
         let slot = Slot::of(&self.partition);
@@ -112,8 +117,8 @@ impl Deep<'_> {
         let mut pages = pages.map_err(text)?;
         let (rows, _) = pages.at_least(1).await.map_err(text)?;
         match rows.is_empty() {
-            false => Ok(format!("{} physical partitions; documents are where their hash says", ranges.len())),
-            true => Err(format!("slot {} is not in the physical partition that its hash names", slot.number())),
+            false => Ok(format!("{} physical partitions; documents are in the partition of their hash", ranges.len())),
+            true => Err(format!("slot {} is not in the physical partition of its hash", slot.number())),
         }
     }
 
@@ -121,21 +126,21 @@ impl Deep<'_> {
         let statement = QUOTES.statement().bind("@from", self.first).authoritative();
         let rows: Result<Vec<u64>, _> = self.store.query_partition(&self.partition, statement, self.deadline()).await;
         match rows {
-            Ok(rows) if rows == [self.first] => Ok("a string may register in double quotes".to_owned()),
+            Ok(rows) if rows == [self.first] => Ok("a string may be in double quotes".to_owned()),
             Ok(rows) => Err(format!("a string in double quotes matched {} rows instead of 1", rows.len())),
             Err(error) => Err(error.to_string()),
         }
     }
 
-    /// A reserved word and a filter without an index: the provider sends neither.
+    /// Sends a reserved word and a filter without an index. The provider itself sends neither.
     async fn refusals(&self) -> DeepCheckResult {
         let reserved = self.answer_to(RESERVED).await?;
         let unindexed = self.answer_to(UNINDEXED).await?;
-        let seen = format!("a reserved word is {reserved}; a filter on a path without index is {unindexed}");
+        let observation = format!("a reserved word is {reserved}; a filter on a path without index is {unindexed}");
         if reserved == REFUSED {
-            Ok(seen)
+            Ok(observation)
         } else {
-            Err(seen)
+            Err(observation)
         }
     }
 

@@ -1,32 +1,32 @@
-//! Reads: each consistency, the write region, the priority header.
+//! Reads: each consistency level, the write region, and the priority header.
 
-use super::{text, Deep, DeepCheckResult};
+use super::{text, DeepCheck, DeepCheckResult};
 use crate::cosmos::{error::describe, queries::CONTENTS};
 use azure_data_cosmos::options::{
     ItemReadOptions, OperationOptions, OperationOptionsBuilder, PriorityLevel, ReadConsistencyStrategy,
     ThroughputControlOptionsBuilder,
 };
 
-impl Deep<'_> {
+impl DeepCheck<'_> {
     pub(super) async fn reads(&mut self) {
         if let Err(answer) = self.create("read", &self.document("read", 1, 300)).await {
-            return self.note("document to read", Err(answer), "no read can be tried");
+            return self.report("document to read", Err(answer), "the check could not test any read");
         }
         let strategies = [
-            ("session reads", ReadConsistencyStrategy::Session, "a worker does not see its own writes"),
-            ("eventual reads", ReadConsistencyStrategy::Eventual, "a check for wake-ups costs more, or fails"),
-            ("quorum reads", ReadConsistencyStrategy::LatestCommitted, "queries that decide something fail"),
+            ("session reads", ReadConsistencyStrategy::Session, "a worker would not see its own writes"),
+            ("eventual reads", ReadConsistencyStrategy::Eventual, "a check for wake-ups would cost more, or fail"),
+            ("quorum reads", ReadConsistencyStrategy::LatestCommitted, "authoritative queries would fail"),
         ];
-        for (subject, strategy, follows) in strategies {
+        for (subject, strategy, consequence) in strategies {
             let options = OperationOptionsBuilder::new().with_read_consistency_strategy(strategy).build();
             let outcome = self.read_with(options).await;
-            self.note(subject, outcome, follows);
+            self.report(subject, outcome, consequence);
         }
         let control = ThroughputControlOptionsBuilder::new().with_priority_level(PriorityLevel::Low).build();
         let outcome = self.read_with(OperationOptionsBuilder::new().with_throughput_control(control).build()).await;
-        self.note("low priority", outcome, "polls fail: they are sent with low priority");
+        self.report("low priority", outcome, "polls would fail, because they have low priority");
         let outcome = self.authoritative().await;
-        self.note("write region", outcome, "decisions are taken on what a lagging region knows");
+        self.report("write region", outcome, "the provider would decide by the data of a lagging region");
     }
 
     async fn read_with(&self, options: OperationOptions) -> DeepCheckResult {
@@ -36,7 +36,7 @@ impl Deep<'_> {
         read.map(|_| "accepted".to_owned()).map_err(|error| describe(&error))
     }
 
-    /// A query that decides something is answered by the region that takes writes.
+    /// The write region must answer an authoritative query.
     async fn authoritative(&self) -> DeepCheckResult {
         let statement = CONTENTS.statement().authoritative();
         let rows: Result<Vec<serde_json::Value>, _> =
@@ -46,6 +46,6 @@ impl Deep<'_> {
             return Err("an authoritative query did not see a document that was just written".to_owned());
         }
         let region = self.store.inner.regions.write_region().unwrap_or_else(|| "a region without a name".to_owned());
-        Ok(format!("queries that decide something are answered by {region}"))
+        Ok(format!("{region} answers authoritative queries"))
     }
 }

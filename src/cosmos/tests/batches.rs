@@ -1,4 +1,4 @@
-//! Transactional batches: all or nothing, and never one taken for the other.
+//! Transactional batches: they are atomic, and the store never confuses a rollback with a commit.
 
 use super::fixture::{both_ways, cut_short, in_time, note, refuse, refuse_as, Note, StoreFixture, SHORT};
 use crate::model::Operation;
@@ -28,10 +28,10 @@ both_ways!(
     a_batch_over_two_megabytes_is_refused_with_its_size_before_it_is_sent,
     a_document_over_the_limit_is_named_in_the_refusal_of_its_batch,
     a_batch_just_under_the_limit_is_committed,
-    an_operations_own_passing_trouble_is_ridden_out,
-    an_operation_that_is_throttled_until_the_deadline_leaves_the_batch_undone,
-    a_throttled_operation_after_a_lost_answer_leaves_the_outcome_open,
-    a_batch_that_is_refused_as_a_whole_says_how_large_it_was,
+    a_transient_failure_of_one_operation_is_retried,
+    a_batch_with_an_operation_that_is_throttled_until_the_deadline_is_not_applied,
+    a_throttled_operation_after_a_lost_answer_has_an_unknown_outcome,
+    the_error_for_a_batch_that_is_refused_as_a_whole_names_its_size,
     the_size_of_a_batch_counts_ids_and_conditions_as_the_service_does,
 );
 
@@ -163,7 +163,7 @@ async fn a_batch_just_under_the_limit_is_committed(fixture: StoreFixture) {
     committed(batch(&fixture.patient(), &operations).await);
 }
 
-async fn an_operations_own_passing_trouble_is_ridden_out(fixture: StoreFixture) {
+async fn a_transient_failure_of_one_operation_is_retried(fixture: StoreFixture) {
     for (round, status) in [408, 410, 429, 449, 500, 503].into_iter().enumerate() {
         let note = note("i", &round.to_string(), "");
         let action = WireAction::RefuseBatchOperation { index: 0, status, substatus: None };
@@ -175,7 +175,7 @@ async fn an_operations_own_passing_trouble_is_ridden_out(fixture: StoreFixture) 
     assert_eq!((statistics.retried, statistics.throttled), (18, 3));
 }
 
-async fn an_operation_that_is_throttled_until_the_deadline_leaves_the_batch_undone(fixture: StoreFixture) {
+async fn a_batch_with_an_operation_that_is_throttled_until_the_deadline_is_not_applied(fixture: StoreFixture) {
     let note = note("i", "a", "");
     let action = WireAction::RefuseBatchOperation { index: 1, status: 429, substatus: Some(3200) };
     let rule = fixture.on(RequestKind::Batch, action);
@@ -187,7 +187,7 @@ async fn an_operation_that_is_throttled_until_the_deadline_leaves_the_batch_undo
     assert!(fixture.stored(&note).await.is_none());
 }
 
-async fn a_throttled_operation_after_a_lost_answer_leaves_the_outcome_open(fixture: StoreFixture) {
+async fn a_throttled_operation_after_a_lost_answer_has_an_unknown_outcome(fixture: StoreFixture) {
     let note = note("i", "a", "");
     let lost = fixture.next(1, RequestKind::Batch, WireAction::LoseAnswer);
     let throttled =
@@ -199,7 +199,7 @@ async fn a_throttled_operation_after_a_lost_answer_leaves_the_outcome_open(fixtu
     assert!(fixture.stored(&note).await.is_some());
 }
 
-async fn a_batch_that_is_refused_as_a_whole_says_how_large_it_was(fixture: StoreFixture) {
+async fn the_error_for_a_batch_that_is_refused_as_a_whole_names_its_size(fixture: StoreFixture) {
     let operations = [create(&note("i", "a", "x".repeat(1_000))), create(&note("i", "b", ""))];
     let size: usize = operations.iter().map(Operation::size).sum();
     fixture.next(1, RequestKind::Batch, refuse(413));
@@ -218,7 +218,7 @@ async fn a_batch_that_is_refused_as_a_whole_says_how_large_it_was(fixture: Store
     assert!(matches!(&error, StoreError::PartitionFull { partition } if partition == "i"), "{error:?}");
 }
 
-/// An answer of the service's to the next batch, which does nothing.
+/// Answers the next batch with this status and body, and applies nothing.
 fn answer_batch(status: StatusCode, body: serde_json::Value) -> Arc<FaultInjectionRule> {
     let response = CustomResponseBuilder::new(status).with_body(body.to_string()).build();
     let on_batches = FaultInjectionConditionBuilder::new().with_operation_type(FaultOperationType::BatchItem).build();
@@ -228,7 +228,7 @@ fn answer_batch(status: StatusCode, body: serde_json::Value) -> Arc<FaultInjecti
 }
 
 #[tokio::test]
-async fn an_operations_own_retry_after_is_waited_for() {
+async fn the_store_waits_as_long_as_an_operation_asks() {
     let wait = Duration::from_millis(400);
     let body = json!([{ "statusCode": 429, "subStatusCode": 3200, "retryAfterMilliseconds": wait.as_millis() as u64 }]);
     let rule = answer_batch(StatusCode::MultiStatus, body);
@@ -241,7 +241,7 @@ async fn an_operations_own_retry_after_is_waited_for() {
 }
 
 #[tokio::test]
-async fn a_batch_whose_operation_is_to_wait_beyond_the_deadline_is_unavailable() {
+async fn a_batch_whose_operation_asks_for_a_pause_beyond_the_deadline_is_unavailable() {
     let body = json!([{ "statusCode": 429, "retryAfterMilliseconds": 3_600_000 }]);
     let rule = answer_batch(StatusCode::MultiStatus, body);
     let fixture = StoreFixture::with_rules(vec![rule.clone()]).await;
@@ -254,7 +254,7 @@ async fn a_batch_whose_operation_is_to_wait_beyond_the_deadline_is_unavailable()
 }
 
 #[tokio::test]
-async fn a_batchs_answer_that_does_not_fit_it_is_never_taken_for_a_commit() {
+async fn an_answer_that_does_not_fit_its_batch_never_counts_as_a_commit() {
     let failed_dependency = json!([{ "statusCode": 424 }]);
     let one_too_many = json!([{ "statusCode": 201 }, { "statusCode": 201 }]);
     for (status, body) in [
@@ -279,7 +279,7 @@ async fn the_size_of_a_batch_counts_ids_and_conditions_as_the_service_does(fixtu
             *seen.lock().unwrap() = request.json().map_or(0, |body| body.to_string().len());
         }
     });
-    // Ids and conditions, and no documents: without them, 96 bytes would be counted for each.
+    // Operations with ids and conditions but without documents. Otherwise the size would be 96 bytes for each.
     let long = |number: usize| note("i", &format!("{number:0>40}"), "");
     let etag = Etag::from("\"00000000-0000-0000-0000-000000000000\"");
     let operations: Vec<Operation> =

@@ -1,4 +1,4 @@
-//! What the tests share: an account, a store on it, and small documents.
+//! The shared fixture: an account, a store on it, and small documents.
 
 use crate::{
     config::CosmosDBProviderConfig,
@@ -15,13 +15,13 @@ use std::{future::Future, net::Ipv4Addr, sync::Arc, time::Duration};
 /// The client's name on the wire.
 pub(super) const CLIENT: &str = "store-tests";
 
-/// How long a call may take that is expected to end well.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// The deadline of a call that must succeed.
+const GENEROUS: Duration = Duration::from_secs(20);
 
-/// A lock that is about to expire.
+/// The deadline of a call whose lock is about to expire.
 pub(super) const SHORT: Duration = Duration::from_millis(300);
 
-/// Far above [`SHORT`] and far below what the SDK would take by itself.
+/// Far longer than [`SHORT`], and far shorter than the SDK's own retries.
 const BOUND: Duration = Duration::from_secs(5);
 
 /// Runs each test with a store in process and with one over HTTP.
@@ -43,7 +43,7 @@ macro_rules! both_ways {
 }
 pub(super) use both_ways;
 
-/// An account with four physical partitions a container, and a store on it.
+/// An account with four physical partitions in each container, and a store on it.
 pub(super) struct StoreFixture {
     pub(super) account: LocalAccount,
     pub(super) store: Store,
@@ -55,7 +55,7 @@ impl StoreFixture {
         Self::with_rules(Vec::new()).await
     }
 
-    /// In process, with fault rules of the SDK's own, which hold once the store is open.
+    /// In process, with fault rules of the SDK. They apply after the store is open.
     pub(super) async fn with_rules(rules: Vec<Arc<FaultInjectionRule>>) -> Self {
         let account = account();
         rules.iter().for_each(|rule| rule.disable());
@@ -65,7 +65,7 @@ impl StoreFixture {
         Self::opened(account, store, None)
     }
 
-    /// What opening took is not part of what a test counts.
+    /// Resets the statistics, so that a test does not count the requests of opening.
     fn opened(account: LocalAccount, store: Store, served: Option<Served>) -> Self {
         account.reset_stats();
         Self { account, store, _served: served }
@@ -77,7 +77,7 @@ impl StoreFixture {
         Self::served(account, config).await
     }
 
-    /// Over HTTP, signed in with the token "token", in a container that an operator made.
+    /// Over HTTP, signed in with the token "token", in a container that an operator created.
     pub(super) async fn over_http_with(credential: Credential) -> Self {
         let account = account();
         account.accept_token("token");
@@ -95,9 +95,10 @@ impl StoreFixture {
         Self::opened(account, store, Some(served))
     }
 
-    /// The same, with time for a request of 2 MB on a busy machine: a request that times out is sent again, and meets its own write.
+    /// With time for a request of 2 MB on a busy machine. A request that times out is repeated, and its own first write
+    /// would refuse it.
     pub(super) fn patient(mut self) -> Self {
-        let store = Arc::get_mut(&mut self.store.inner).expect("nobody else has this store");
+        let store = Arc::get_mut(&mut self.store.inner).expect("the fixture has the only reference to the store");
         store.attempt_time = Duration::from_secs(60);
         self
     }
@@ -117,12 +118,12 @@ impl StoreFixture {
         done(self.store.create(&note.instance_id, &note.id, note, in_time()).await)
     }
 
-    /// What is stored under the note's id, whatever answers were lost.
+    /// The stored note with this id, by an authoritative read.
     pub(super) async fn stored(&self, note: &Note) -> Option<Versioned<Note>> {
         self.store.read(&note.instance_id, &note.id, Freshness::Authoritative, in_time()).await.unwrap()
     }
 
-    /// The text that is stored under the note's id.
+    /// The text of the stored note with this id.
     pub(super) async fn text(&self, note: &Note) -> Option<String> {
         self.stored(note).await.map(|found| found.document.text)
     }
@@ -139,7 +140,7 @@ pub(super) fn config(account: &LocalAccount) -> CosmosDBProviderConfig {
         .with_request_timeout(Duration::from_secs(1))
 }
 
-/// A client in process, with the timeouts that the provider's own would have.
+/// A client in process, with the timeouts of the provider's own client.
 pub(super) async fn client(account: &LocalAccount, rules: Vec<Arc<FaultInjectionRule>>) -> CosmosClient {
     let pool = connect::connection_pool(&config(account)).unwrap();
     account.client_with_pool(CLIENT, pool, rules, |builder| builder).await.unwrap()
@@ -173,17 +174,17 @@ impl Note {
     }
 }
 
-/// A deadline that no healthy call comes near.
+/// A deadline that no healthy call reaches.
 pub(super) fn in_time() -> Deadline {
-    Deadline::after(PATIENCE)
+    Deadline::after(GENEROUS)
 }
 
-/// Runs a call whose deadline is [`SHORT`], and makes sure that it isn't the SDK that decides when it ends.
+/// Runs a call whose deadline is [`SHORT`]. Fails if the SDK's own retries outlast that deadline.
 pub(super) async fn cut_short<T>(call: impl Future<Output = T>) -> T {
     tokio::time::timeout(BOUND, call).await.expect("the deadline is kept")
 }
 
-/// The ETag of a write that was done.
+/// The ETag of a write that must succeed.
 #[track_caller]
 pub(super) fn done(outcome: Result<WriteOutcome, StoreError>) -> Etag {
     match outcome {
@@ -192,12 +193,12 @@ pub(super) fn done(outcome: Result<WriteOutcome, StoreError>) -> Etag {
     }
 }
 
-/// A refusal by the service, which did nothing.
+/// A refusal by the service, which applies nothing.
 pub(super) fn refuse(status: u16) -> WireAction {
     refuse_as(status, None)
 }
 
-/// A refusal by the service with its own code beside the status.
+/// A refusal by the service with a substatus.
 pub(super) fn refuse_as(status: u16, substatus: impl Into<Option<u32>>) -> WireAction {
     WireAction::Refuse { status, substatus: substatus.into(), retry_after: None }
 }

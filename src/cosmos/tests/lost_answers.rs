@@ -1,4 +1,4 @@
-//! Writes whose answer is lost: the SDK sends them again, so a refusal may mean that the write was ours.
+//! Writes whose answer is lost. The SDK repeats them, so their own first write may be the reason for a refusal.
 
 use super::fixture::{both_ways, cut_short, done, in_time, note, refuse, StoreFixture, SHORT};
 use crate::cosmos::{Applied, BatchOutcome, Deadline, Refusal, StoreError, WriteOutcome};
@@ -6,20 +6,20 @@ use crate::model::Operation;
 use duroxide_cosmos_emulator::{Gate, RequestKind, WireAction};
 
 both_ways!(
-    a_create_whose_answer_is_lost_shows_as_exists_and_the_read_tells,
-    a_conditional_replace_whose_answer_is_lost_shows_as_stale_and_the_read_tells,
-    a_stale_replace_is_told_from_one_that_may_be_our_own,
-    a_create_that_exists_is_told_from_one_that_may_be_our_own,
-    a_replace_without_condition_is_done_with_the_etag_that_is_stored,
-    an_upsert_without_condition_is_done_with_the_etag_that_is_stored,
+    a_create_whose_answer_is_lost_shows_as_exists_until_a_read,
+    a_conditional_replace_whose_answer_is_lost_shows_as_stale_until_a_read,
+    a_stale_replace_is_distinguished_from_one_that_may_be_its_own,
+    a_create_that_exists_is_distinguished_from_one_that_may_be_its_own,
+    a_replace_without_condition_returns_the_stored_etag,
+    an_upsert_without_condition_returns_the_stored_etag,
     a_delete_whose_answer_is_lost_shows_as_absent,
-    a_conditional_batch_whose_answer_is_lost_shows_as_rolled_back_and_the_read_tells,
-    a_creating_batch_whose_answer_is_lost_shows_as_rolled_back_and_the_read_tells,
-    writes_whose_answers_are_all_lost_are_left_open_and_the_read_tells,
-    a_write_that_took_longer_than_its_deadline_is_left_open_and_the_read_tells,
+    a_conditional_batch_whose_answer_is_lost_shows_as_rolled_back_until_a_read,
+    a_creating_batch_whose_answer_is_lost_shows_as_rolled_back_until_a_read,
+    writes_whose_answers_are_all_lost_have_an_unknown_outcome_until_a_read,
+    a_write_that_takes_longer_than_its_deadline_has_an_unknown_outcome_until_a_read,
 );
 
-async fn a_create_whose_answer_is_lost_shows_as_exists_and_the_read_tells(fixture: StoreFixture) {
+async fn a_create_whose_answer_is_lost_shows_as_exists_until_a_read(fixture: StoreFixture) {
     let note = note("i", "a", "mine");
     let lost = fixture.next(1, RequestKind::Create, WireAction::LoseAnswer);
     let outcome = fixture.store.create(&note.instance_id, &note.id, &note, in_time()).await.unwrap();
@@ -28,7 +28,7 @@ async fn a_create_whose_answer_is_lost_shows_as_exists_and_the_read_tells(fixtur
     assert_eq!(fixture.text(&note).await.as_deref(), Some("mine"));
 }
 
-async fn a_conditional_replace_whose_answer_is_lost_shows_as_stale_and_the_read_tells(fixture: StoreFixture) {
+async fn a_conditional_replace_whose_answer_is_lost_shows_as_stale_until_a_read(fixture: StoreFixture) {
     let first = note("i", "a", "one");
     let etag = fixture.given(&first).await;
     let mine = first.with_text("mine");
@@ -39,12 +39,12 @@ async fn a_conditional_replace_whose_answer_is_lost_shows_as_stale_and_the_read_
     let stored = fixture.stored(&first).await.unwrap();
     assert_eq!(stored.document, mine);
     assert_ne!(stored.etag, etag);
-    // What the read told is good for the next write.
+    // The ETag of the read is valid for the next write.
     let next = first.with_text("next");
     done(fixture.store.replace(&next.instance_id, &next.id, &next, Some(&stored.etag), in_time()).await);
 }
 
-async fn a_stale_replace_is_told_from_one_that_may_be_our_own(fixture: StoreFixture) {
+async fn a_stale_replace_is_distinguished_from_one_that_may_be_its_own(fixture: StoreFixture) {
     let first = note("i", "a", "one");
     let etag = fixture.given(&first).await;
     let mine = first.with_text("mine");
@@ -59,12 +59,12 @@ async fn a_stale_replace_is_told_from_one_that_may_be_our_own(fixture: StoreFixt
 
     assert_eq!(replace(etag.clone()).await.unwrap(), (stale.clone(), Applied::No), "somebody else's");
 
-    // A refusal that says so did nothing, however often it is met.
+    // A throttled attempt is never applied, however often it is repeated.
     let throttled = fixture.next(2, RequestKind::Replace, refuse(429));
     assert_eq!(replace(etag.clone()).await.unwrap(), (stale.clone(), Applied::No));
     assert_eq!(throttled.hits(), 2);
 
-    // A failure says nothing.
+    // A failed attempt may have been applied.
     fixture.next(9, RequestKind::Replace, refuse(503));
     assert_eq!(replace(etag).await.unwrap(), (stale, Applied::Perhaps));
 
@@ -73,7 +73,7 @@ async fn a_stale_replace_is_told_from_one_that_may_be_our_own(fixture: StoreFixt
     assert!(matches!(outcome, WriteOutcome::Done(_)) && applied == Applied::No, "{outcome:?}");
 }
 
-async fn a_create_that_exists_is_told_from_one_that_may_be_our_own(fixture: StoreFixture) {
+async fn a_create_that_exists_is_distinguished_from_one_that_may_be_its_own(fixture: StoreFixture) {
     let note = note("i", "a", "mine");
     let exists = WriteOutcome::Refused(Refusal::Exists);
     let create = || fixture.store.create_noting_repeats(&note.instance_id, &note.id, &note, in_time());
@@ -82,7 +82,7 @@ async fn a_create_that_exists_is_told_from_one_that_may_be_our_own(fixture: Stor
     assert_eq!(create().await.unwrap(), (exists, Applied::No));
 }
 
-async fn a_replace_without_condition_is_done_with_the_etag_that_is_stored(fixture: StoreFixture) {
+async fn a_replace_without_condition_returns_the_stored_etag(fixture: StoreFixture) {
     let first = note("i", "a", "one");
     fixture.given(&first).await;
     let mine = first.with_text("mine");
@@ -93,7 +93,7 @@ async fn a_replace_without_condition_is_done_with_the_etag_that_is_stored(fixtur
     assert_eq!((stored.document, stored.etag), (mine, etag));
 }
 
-async fn an_upsert_without_condition_is_done_with_the_etag_that_is_stored(fixture: StoreFixture) {
+async fn an_upsert_without_condition_returns_the_stored_etag(fixture: StoreFixture) {
     let mine = note("i", "a", "mine");
     let lost = fixture.next(2, RequestKind::Upsert, WireAction::LoseAnswer);
     let etag = done(fixture.store.upsert(&mine.instance_id, &mine.id, &mine, None, in_time()).await);
@@ -114,7 +114,7 @@ async fn a_delete_whose_answer_is_lost_shows_as_absent(fixture: StoreFixture) {
     }
 }
 
-async fn a_conditional_batch_whose_answer_is_lost_shows_as_rolled_back_and_the_read_tells(fixture: StoreFixture) {
+async fn a_conditional_batch_whose_answer_is_lost_shows_as_rolled_back_until_a_read(fixture: StoreFixture) {
     let (fence, other) = (note("i", "fence", "one"), note("i", "other", ""));
     let etag = fixture.given(&fence).await;
     let mine = fence.with_text("mine");
@@ -128,7 +128,7 @@ async fn a_conditional_batch_whose_answer_is_lost_shows_as_rolled_back_and_the_r
     assert!(fixture.stored(&other).await.is_some());
 }
 
-async fn a_creating_batch_whose_answer_is_lost_shows_as_rolled_back_and_the_read_tells(fixture: StoreFixture) {
+async fn a_creating_batch_whose_answer_is_lost_shows_as_rolled_back_until_a_read(fixture: StoreFixture) {
     let note = note("i", "a", "mine");
     let lost = fixture.next(1, RequestKind::Batch, WireAction::LoseAnswer);
     let operations = [Operation::create(&note).unwrap()];
@@ -138,7 +138,7 @@ async fn a_creating_batch_whose_answer_is_lost_shows_as_rolled_back_and_the_read
     assert_eq!(fixture.text(&note).await.as_deref(), Some("mine"));
 }
 
-async fn writes_whose_answers_are_all_lost_are_left_open_and_the_read_tells(fixture: StoreFixture) {
+async fn writes_whose_answers_are_all_lost_have_an_unknown_outcome_until_a_read(fixture: StoreFixture) {
     let (made, changed, gone, batched) =
         (note("i", "made", "mine"), note("i", "changed", "one"), note("i", "gone", ""), note("i", "batched", "mine"));
     let changed_etag = fixture.given(&changed).await;
@@ -165,7 +165,7 @@ async fn writes_whose_answers_are_all_lost_are_left_open_and_the_read_tells(fixt
     assert_eq!(fixture.text(&batched).await.as_deref(), Some("mine"));
 }
 
-async fn a_write_that_took_longer_than_its_deadline_is_left_open_and_the_read_tells(fixture: StoreFixture) {
+async fn a_write_that_takes_longer_than_its_deadline_has_an_unknown_outcome_until_a_read(fixture: StoreFixture) {
     let note = note("i", "a", "mine");
     let gate = Gate::new();
     let rule = fixture.on(RequestKind::Batch, WireAction::HoldAfter(gate.clone()));

@@ -1,4 +1,4 @@
-//! Connecting, and opening the container: made where it is missing, checked where it is there.
+//! Connecting, and opening the container: a missing one is created, an existing one is checked.
 
 use super::fixture::{account, client, config, done, in_time, note, refuse, Note, StoreFixture, CLIENT};
 use crate::{
@@ -22,7 +22,7 @@ async fn open(account: &LocalAccount, config: &CosmosDBProviderConfig) -> Result
     bootstrap::open(&client(account, Vec::new()).await, config, None).await
 }
 
-/// An account in which the container is there already, with these properties.
+/// An account in which the container exists, with these properties.
 async fn account_with(properties: ContainerProperties) -> LocalAccount {
     let account = account();
     let client = account.client_named("operator").await;
@@ -44,7 +44,7 @@ fn key(path: &'static str) -> PartitionKeyDefinition {
     PartitionKeyDefinition::from(path).with_version(PartitionKeyVersion::V2)
 }
 
-/// Counts, without harm, what changes the account's structure.
+/// Counts the requests that change databases or containers, without changing them.
 fn changes(account: &LocalAccount) -> WireRuleHandle {
     let harmless = WireRule::new(WireAction::Delay(Duration::ZERO)).client(CLIENT);
     let structure = harmless.on(RequestKind::Database).on(RequestKind::Container);
@@ -52,20 +52,20 @@ fn changes(account: &LocalAccount) -> WireRuleHandle {
 }
 
 #[tokio::test]
-async fn a_missing_database_and_container_are_made_as_the_provider_needs_them() {
+async fn a_missing_database_and_container_are_created_as_the_provider_needs_them() {
     let account = account();
     open(&account, &config(&account)).await.unwrap();
-    let made = properties(&account).await;
-    let paths: Vec<&str> = made.partition_key.paths().iter().map(AsRef::as_ref).collect();
-    assert_eq!((paths, made.partition_key.version()), (vec!["/instanceId"], PartitionKeyVersion::V2));
-    assert_eq!(made.default_ttl, TimeToLive::NoDefault);
-    let policy = made.indexing_policy.unwrap();
+    let created = properties(&account).await;
+    let paths: Vec<&str> = created.partition_key.paths().iter().map(AsRef::as_ref).collect();
+    assert_eq!((paths, created.partition_key.version()), (vec!["/instanceId"], PartitionKeyVersion::V2));
+    assert_eq!(created.default_ttl, TimeToLive::NoDefault);
+    let policy = created.indexing_policy.unwrap();
     assert!(indexing::missing_paths(Some(&policy)).is_empty());
     assert!(policy.excluded_paths.iter().any(|excluded| excluded.path == "/*"), "{policy:?}");
 }
 
 #[tokio::test]
-async fn a_missing_container_is_made_in_a_database_that_is_there() {
+async fn a_missing_container_is_created_in_an_existing_database() {
     let account = account();
     account.client_named("operator").await.create_database(NAME, None).await.unwrap();
     open(&account, &config(&account)).await.unwrap();
@@ -73,7 +73,7 @@ async fn a_missing_container_is_made_in_a_database_that_is_there() {
 }
 
 #[tokio::test]
-async fn a_container_is_made_with_the_throughput_that_was_asked_for() {
+async fn a_container_is_created_with_the_configured_throughput() {
     let account = account();
     open(&account, &config(&account).with_throughput(Throughput::Manual(700))).await.unwrap();
     let container = container(&account.client_named("operator").await).await;
@@ -82,7 +82,7 @@ async fn a_container_is_made_with_the_throughput_that_was_asked_for() {
 }
 
 #[tokio::test]
-async fn two_that_open_at_once_share_the_container_that_one_of_them_made() {
+async fn two_processes_that_open_at_once_share_the_container_that_one_of_them_creates() {
     let account = account();
     let (databases, containers) = (Gate::new(), Gate::new());
     for (gate, kind) in [(&databases, RequestKind::Database), (&containers, RequestKind::Container)] {
@@ -105,7 +105,7 @@ async fn two_that_open_at_once_share_the_container_that_one_of_them_made() {
 }
 
 #[tokio::test]
-async fn trouble_while_creating_is_ridden_out() {
+async fn transient_failures_while_creating_are_retried() {
     for action in [refuse(429), refuse(503), refuse(408), refuse(500), WireAction::FailConnection] {
         let account = account();
         let client = client(&account, Vec::new()).await;
@@ -130,8 +130,8 @@ async fn a_creation_whose_answer_is_lost_is_found_to_have_happened() {
 }
 
 #[tokio::test]
-async fn trouble_while_checking_is_ridden_out() {
-    let account = account_with(bootstrap::properties(NAME)).await;
+async fn transient_failures_while_checking_are_retried() {
+    let account = account_with(bootstrap::container_properties(NAME)).await;
     let client = client(&account, Vec::new()).await;
     let rule = account.wire().add(WireRule::new(refuse(503)).on(RequestKind::Container).times(9));
     bootstrap::open(&client, &config(&account), None).await.unwrap();
@@ -139,7 +139,7 @@ async fn trouble_while_checking_is_ridden_out() {
 }
 
 #[tokio::test]
-async fn a_missing_container_that_may_not_be_made_comes_with_the_command_that_makes_it() {
+async fn the_error_for_a_missing_container_has_the_command_that_creates_it() {
     let account = account();
     let changes = changes(&account);
     let config = config(&account).with_create_if_missing(false).with_database("orders").with_container("flows");
@@ -196,19 +196,19 @@ async fn a_container_whose_index_misses_a_path_does_not_fit() {
 }
 
 #[tokio::test]
-async fn a_container_in_which_everything_would_expire_does_not_fit() {
-    let text = unfit(bootstrap::properties(NAME).with_default_ttl(TimeToLive::Seconds(86_400))).await;
+async fn a_container_with_a_default_time_to_live_does_not_fit() {
+    let text = unfit(bootstrap::container_properties(NAME).with_default_ttl(TimeToLive::Seconds(86_400))).await;
     assert!(text.contains("its default time to live is 86400 s"), "{text}");
     assert!(text.contains("az cosmosdb sql container update") && text.contains("--ttl -1"), "{text}");
 }
 
 #[tokio::test]
-async fn a_container_that_fits_is_left_as_it_is() {
+async fn a_container_that_fits_is_not_changed() {
     let everything = IndexingPolicy::default().with_included_path("/*");
     let own = ContainerProperties::new(NAME, key("/instanceId"))
         .with_indexing_policy(everything)
         .with_default_ttl(TimeToLive::Forever);
-    for existing in [own, bootstrap::properties(NAME)] {
+    for existing in [own, bootstrap::container_properties(NAME)] {
         let account = account_with(existing).await;
         let before = serde_json::to_value(properties(&account).await).unwrap();
         let changes = changes(&account);
@@ -238,7 +238,7 @@ async fn serve(account: &LocalAccount) -> (Served, CosmosDBProviderConfig) {
 }
 
 #[tokio::test]
-async fn trouble_while_connecting_is_ridden_out() {
+async fn transient_failures_while_connecting_are_retried() {
     for action in [refuse(429), refuse(503), refuse(500), WireAction::FailConnection] {
         let account = account();
         let (_served, config) = serve(&account).await;
@@ -249,7 +249,7 @@ async fn trouble_while_connecting_is_ridden_out() {
 }
 
 #[tokio::test]
-async fn an_account_that_stays_away_is_unavailable_after_the_operation_timeout() {
+async fn an_unreachable_account_is_unavailable_after_the_operation_timeout() {
     let account = account();
     let (_served, config) = serve(&account).await;
     let config = config.with_operation_timeout(Duration::from_secs(1));

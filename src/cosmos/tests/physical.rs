@@ -1,4 +1,4 @@
-//! Physical partitions: each asked by itself, and answered wholly after it was split.
+//! Queries of single physical partitions, which return all rows even after a split.
 
 use super::fixture::{both_ways, cut_short, in_time, note, refuse, Note, StoreFixture, SHORT};
 use crate::cosmos::{queries::QueryText, Deadline, OperationKind};
@@ -12,9 +12,9 @@ use std::{
 
 both_ways!(
     the_physical_partitions_are_listed_in_order_and_leave_no_gap,
-    a_range_asks_the_physical_partition_that_it_covers_and_no_other,
-    a_range_that_was_split_since_is_answered_wholly,
-    a_range_that_is_split_between_two_pages_is_answered_wholly,
+    a_query_of_a_range_asks_only_its_physical_partition,
+    a_query_of_a_range_that_was_split_returns_all_rows,
+    a_query_of_a_range_that_is_split_between_two_pages_returns_all_rows,
 );
 
 const NAME: &str = "duroxide";
@@ -22,7 +22,7 @@ const NOTES: QueryText = QueryText::across("notes", 1_000, "SELECT * FROM c WHER
 const BY_TEXT: QueryText =
     QueryText::across("by_text", 100, "SELECT TOP 100 * FROM c WHERE c.type = 'note' ORDER BY c.name");
 
-/// Notes in many logical partitions, and their texts.
+/// Creates notes in many logical partitions and returns their texts.
 async fn many(fixture: &StoreFixture) -> BTreeSet<String> {
     let texts: BTreeSet<String> = (0..40).map(|n| format!("{n:02}")).collect();
     for text in &texts {
@@ -48,13 +48,13 @@ async fn the_physical_partitions_are_listed_in_order_and_leave_no_gap(fixture: S
     assert_eq!(ranges[0].min_inclusive(), whole.min_inclusive());
     assert_eq!(ranges[3].max_exclusive(), whole.max_exclusive());
     assert!(ranges.windows(2).all(|pair| pair[0].max_exclusive() == pair[1].min_inclusive()));
-    // The SDK has the list: nobody is asked for it again.
+    // The SDK has the list, so this takes no request.
     fixture.account.reset_stats();
     assert_eq!(fixture.store.physical_partitions(in_time()).await.unwrap(), ranges);
     assert_eq!(fixture.account.stats().total().requests, 0);
 }
 
-async fn a_range_asks_the_physical_partition_that_it_covers_and_no_other(fixture: StoreFixture) {
+async fn a_query_of_a_range_asks_only_its_physical_partition(fixture: StoreFixture) {
     let mut wanted = many(&fixture).await;
     for range in fixture.store.physical_partitions(in_time()).await.unwrap() {
         fixture.account.reset_stats();
@@ -69,7 +69,7 @@ async fn a_range_asks_the_physical_partition_that_it_covers_and_no_other(fixture
     assert_eq!(counted.of(OperationKind::PartitionQuery).requests, 0);
 }
 
-/// What is in a range, by a look at the account's documents one partition at a time.
+/// The texts of the notes in a range.
 async fn contents(fixture: &StoreFixture, range: &FeedRange) -> BTreeSet<String> {
     ask(fixture, range, NOTES, 100).await.into_iter().collect()
 }
@@ -80,7 +80,7 @@ async fn split_all(fixture: &StoreFixture) {
     }
 }
 
-async fn a_range_that_was_split_since_is_answered_wholly(fixture: StoreFixture) {
+async fn a_query_of_a_range_that_was_split_returns_all_rows(fixture: StoreFixture) {
     many(&fixture).await;
     let ranges = fixture.store.physical_partitions(in_time()).await.unwrap();
     let mut before = Vec::new();
@@ -97,11 +97,11 @@ async fn a_range_that_was_split_since_is_answered_wholly(fixture: StoreFixture) 
         }
     }
     assert_eq!(*windows.lock().unwrap(), 0, "whole partitions only");
-    // What was found out on the way is known from now on.
+    // The SDK has the new list from now on.
     assert_eq!(fixture.store.physical_partitions(in_time()).await.unwrap().len(), 8);
 }
 
-/// How many requests ask for a part of a physical partition, which the gateway refuses.
+/// The number of requests for a part of a physical partition, which the gateway refuses.
 fn windows(fixture: &StoreFixture) -> Arc<Mutex<usize>> {
     let windows = Arc::new(Mutex::new(0));
     let counted = windows.clone();
@@ -112,7 +112,7 @@ fn windows(fixture: &StoreFixture) -> Arc<Mutex<usize>> {
     windows
 }
 
-async fn a_range_that_is_split_between_two_pages_is_answered_wholly(fixture: StoreFixture) {
+async fn a_query_of_a_range_that_is_split_between_two_pages_returns_all_rows(fixture: StoreFixture) {
     many(&fixture).await;
     let range = fixture.store.physical_partitions(in_time()).await.unwrap().remove(0);
     let wanted = contents(&fixture, &range).await;
@@ -129,7 +129,7 @@ async fn a_range_that_is_split_between_two_pages_is_answered_wholly(fixture: Sto
 }
 
 #[tokio::test]
-async fn trouble_on_the_way_to_a_newer_list_is_ridden_out() {
+async fn failures_while_the_list_is_fetched_again_are_retried() {
     for action in [refuse(429), refuse(503), WireAction::FailConnection, WireAction::LoseAnswer] {
         let fixture = StoreFixture::in_process().await;
         let wanted = many(&fixture).await;
@@ -141,7 +141,7 @@ async fn trouble_on_the_way_to_a_newer_list_is_ridden_out() {
         let error = cut_short(pages.next()).await.unwrap_err();
         assert!(error.is_retryable(), "{action:?}: {error:?}");
         assert!(rule.hits() > 0);
-        // Whether the SDK still has the old list depends on how far it came.
+        // Depending on its progress, the SDK may still have the old list.
         match cut_short(fixture.store.physical_partitions(Deadline::after(SHORT))).await {
             Ok(listed) => assert_eq!(listed, known),
             Err(error) => assert!(error.is_retryable() && error.to_string().contains("physical partitions"), "{error}"),

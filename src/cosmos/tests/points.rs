@@ -1,23 +1,26 @@
-//! Point operations: with and without a condition, and what the refusals are.
+//! Point operations with and without a condition, and their refusals.
 
 use super::fixture::{both_ways, done, in_time, note, StoreFixture};
-use crate::cosmos::{operation::MAX_BYTES, Freshness, Refusal, StoreError, Versioned, WriteOutcome};
+use crate::{
+    cosmos::{Freshness, Refusal, StoreError, Versioned, WriteOutcome},
+    model::operation::MAX_BYTES,
+};
 use azure_core::http::Etag;
 use duroxide_cosmos_emulator::RequestKind;
 use serde_json::Value;
 
 both_ways!(
     a_created_document_is_read_back_with_its_etag,
-    a_document_that_is_not_there_reads_as_none,
+    a_missing_document_reads_as_none,
     the_same_id_in_two_partitions_is_two_documents,
     a_second_create_is_refused_and_changes_nothing,
-    a_replace_without_condition_replaces_whatever_is_there,
-    a_replace_is_done_where_the_condition_holds_and_refused_where_it_does_not,
-    a_replace_of_nothing_is_refused_as_absent,
+    a_replace_without_condition_replaces_any_version,
+    a_replace_is_applied_if_its_condition_holds_and_refused_otherwise,
+    a_replace_of_a_missing_document_is_refused_as_absent,
     an_upsert_creates_and_replaces,
-    an_upsert_with_a_condition_is_refused_where_it_does_not_hold,
-    a_delete_is_done_once,
-    a_delete_is_refused_where_its_condition_does_not_hold,
+    an_upsert_is_refused_if_its_condition_does_not_hold,
+    a_delete_is_applied_once,
+    a_delete_is_refused_if_its_condition_does_not_hold,
     names_of_any_characters_are_stored_and_found,
     a_document_over_the_limit_is_refused_with_its_size_before_it_is_sent,
     a_document_just_under_the_limit_is_stored,
@@ -33,7 +36,7 @@ async fn a_created_document_is_read_back_with_its_etag(fixture: StoreFixture) {
     }
 }
 
-async fn a_document_that_is_not_there_reads_as_none(fixture: StoreFixture) {
+async fn a_missing_document_reads_as_none(fixture: StoreFixture) {
     assert!(fixture.stored(&note("i", "a", "")).await.is_none());
 }
 
@@ -54,7 +57,7 @@ async fn a_second_create_is_refused_and_changes_nothing(fixture: StoreFixture) {
     assert_eq!(fixture.stored(&first).await.unwrap().etag, etag);
 }
 
-async fn a_replace_without_condition_replaces_whatever_is_there(fixture: StoreFixture) {
+async fn a_replace_without_condition_replaces_any_version(fixture: StoreFixture) {
     let first = note("i", "a", "one");
     let old = fixture.given(&first).await;
     let second = first.with_text("two");
@@ -64,7 +67,7 @@ async fn a_replace_without_condition_replaces_whatever_is_there(fixture: StoreFi
     assert_eq!((stored.document, stored.etag), (second, new));
 }
 
-async fn a_replace_is_done_where_the_condition_holds_and_refused_where_it_does_not(fixture: StoreFixture) {
+async fn a_replace_is_applied_if_its_condition_holds_and_refused_otherwise(fixture: StoreFixture) {
     let first = note("i", "a", "one");
     let old = fixture.given(&first).await;
     let second = first.with_text("two");
@@ -77,7 +80,7 @@ async fn a_replace_is_done_where_the_condition_holds_and_refused_where_it_does_n
     assert_eq!((stored.document, stored.etag), (second, new));
 }
 
-async fn a_replace_of_nothing_is_refused_as_absent(fixture: StoreFixture) {
+async fn a_replace_of_a_missing_document_is_refused_as_absent(fixture: StoreFixture) {
     let note = note("i", "a", "one");
     for condition in [None, Some(Etag::from("\"some\""))] {
         let outcome =
@@ -97,7 +100,7 @@ async fn an_upsert_creates_and_replaces(fixture: StoreFixture) {
     assert_eq!(fixture.text(&first).await.as_deref(), Some("two"));
 }
 
-async fn an_upsert_with_a_condition_is_refused_where_it_does_not_hold(fixture: StoreFixture) {
+async fn an_upsert_is_refused_if_its_condition_does_not_hold(fixture: StoreFixture) {
     let first = note("i", "a", "one");
     let old = fixture.given(&first).await;
     let second = first.with_text("two");
@@ -108,7 +111,7 @@ async fn an_upsert_with_a_condition_is_refused_where_it_does_not_hold(fixture: S
     assert_eq!(fixture.text(&first).await.as_deref(), Some("two"));
 }
 
-async fn a_delete_is_done_once(fixture: StoreFixture) {
+async fn a_delete_is_applied_once(fixture: StoreFixture) {
     let note = note("i", "a", "one");
     fixture.given(&note).await;
     done(fixture.store.delete(&note.instance_id, &note.id, None, in_time()).await);
@@ -117,7 +120,7 @@ async fn a_delete_is_done_once(fixture: StoreFixture) {
     assert_eq!(again, WriteOutcome::Refused(Refusal::Absent));
 }
 
-async fn a_delete_is_refused_where_its_condition_does_not_hold(fixture: StoreFixture) {
+async fn a_delete_is_refused_if_its_condition_does_not_hold(fixture: StoreFixture) {
     let first = note("i", "a", "one");
     let old = fixture.given(&first).await;
     let second = first.with_text("two");

@@ -1,4 +1,4 @@
-//! Queries: everything that matches, once, from as many pages and partitions as it takes.
+//! Queries: they return every matching row once, from any number of pages and partitions.
 
 use super::fixture::{both_ways, in_time, note, refuse, Note, StoreFixture, CLIENT};
 use crate::{
@@ -25,9 +25,9 @@ both_ways!(
     an_order_by_across_partitions_is_merged,
     a_query_that_matches_nothing_is_empty,
     parameters_are_bound_and_never_spliced_in,
-    a_page_that_is_refused_is_asked_for_again_and_the_others_are_not,
-    a_query_across_partitions_goes_on_where_it_was_refused,
-    pages_can_be_taken_one_by_one_and_the_rest_left,
+    only_a_refused_page_is_requested_again,
+    a_query_across_partitions_continues_at_the_refused_page,
+    a_caller_can_stop_after_any_page,
     the_pages_end_once_and_stay_ended,
     a_query_that_makes_progress_may_outlast_the_time_of_one_page,
 );
@@ -36,7 +36,7 @@ const NOTES: QueryText = QueryText::across("notes", 1_000, "SELECT * FROM c WHER
 const BY_TEXT: QueryText =
     QueryText::across("by_text", 1_000, "SELECT * FROM c WHERE c.name IN (@texts) ORDER BY c.name");
 
-/// Twenty notes in twenty partitions, and what their texts are.
+/// Creates twenty notes in twenty partitions and returns their texts.
 async fn twenty(fixture: &StoreFixture) -> BTreeSet<String> {
     let texts = (0..20).map(|n| format!("{n:02}"));
     let notes: Vec<Note> = texts.map(|text| note(&format!("instance {text}"), "n", text)).collect();
@@ -99,7 +99,7 @@ fn on_queries(id: &str, times: u32, result: FaultInjectionResult) -> Arc<FaultIn
     Arc::new(rule.build())
 }
 
-/// A page of a query's answer, with or without another one behind it.
+/// A page of a query, with or without another page after it.
 fn page(id: &str, notes: &[Note], more: bool) -> Arc<FaultInjectionRule> {
     let body = json!({ "_rid": "rid", "Documents": notes, "_count": notes.len() });
     let mut response = CustomResponseBuilder::new(StatusCode::Ok)
@@ -122,7 +122,7 @@ async fn a_query_of_several_pages_returns_all_of_them() {
     assert!(rules.iter().all(|rule| rule.hit_count() == 1));
 }
 
-/// Twenty notes in one partition, and a statement that takes them in pages of four.
+/// Creates twenty notes in one partition and returns their texts.
 async fn five_pages(fixture: &StoreFixture) -> (Partition, Vec<String>) {
     let notes: Vec<Note> = (0..20).map(|n| note("i", &format!("{n:02}"), format!("{n:02}"))).collect();
     for note in &notes {
@@ -135,13 +135,13 @@ fn by_four(text: QueryText) -> Statement {
     text.statement().in_pages_of(NonZeroU32::new(4).unwrap())
 }
 
-/// Refuses every page but the first `passing`, so many times.
+/// Refuses pages after the first `passing` pages, `times` times.
 fn refuse_pages(fixture: &StoreFixture, passing: u64, times: u64, status: u16) -> WireRuleHandle {
     let rule = WireRule::new(refuse(status)).on(RequestKind::Query).client(CLIENT).skip(passing).times(times);
     fixture.account.wire().add(rule)
 }
 
-async fn a_page_that_is_refused_is_asked_for_again_and_the_others_are_not(fixture: StoreFixture) {
+async fn only_a_refused_page_is_requested_again(fixture: StoreFixture) {
     let (partition, wanted) = five_pages(&fixture).await;
     for (status, ordered) in [(429, false), (503, false), (429, true), (503, true)] {
         fixture.account.reset_stats();
@@ -161,7 +161,7 @@ async fn a_page_that_is_refused_is_asked_for_again_and_the_others_are_not(fixtur
     }
 }
 
-async fn a_query_across_partitions_goes_on_where_it_was_refused(fixture: StoreFixture) {
+async fn a_query_across_partitions_continues_at_the_refused_page(fixture: StoreFixture) {
     let wanted: Vec<String> = twenty(&fixture).await.into_iter().collect();
     for statement in [by_four(NOTES), by_four(BY_TEXT).bind_list("@texts", &wanted)] {
         for passing in 0..4 {
@@ -176,7 +176,7 @@ async fn a_query_across_partitions_goes_on_where_it_was_refused(fixture: StoreFi
     }
 }
 
-async fn pages_can_be_taken_one_by_one_and_the_rest_left(fixture: StoreFixture) {
+async fn a_caller_can_stop_after_any_page(fixture: StoreFixture) {
     five_pages(&fixture).await;
     fixture.account.reset_stats();
     let mut pages = fixture.store.container_pages::<Note>(by_four(NOTES), in_time()).unwrap();
@@ -186,7 +186,7 @@ async fn pages_can_be_taken_one_by_one_and_the_rest_left(fixture: StoreFixture) 
         taken += pages.next().await.unwrap().expect("more pages").len();
     }
     drop(pages);
-    // All notes are in one of the four partitions, which are asked one after the other.
+    // All notes are in one of the four partitions. The SDK asks the partitions one after the other.
     let requests = fixture.account.stats().of(RequestKind::Query).requests;
     assert!(requests <= 5, "{requests} requests for two pages of five");
 }
@@ -207,7 +207,7 @@ async fn a_query_that_makes_progress_may_outlast_the_time_of_one_page(fixture: S
     let (partition, wanted) = five_pages(&fixture).await;
     let (slow, time) = (Duration::from_millis(250), Duration::from_millis(600));
     let delay = fixture.on(RequestKind::Query, WireAction::Delay(slow));
-    // Five pages take longer than the time for one, which is no reason to give up.
+    // Five pages take longer than the time limit of one page.
     let found: Vec<Note> =
         fixture.store.query_partition(&partition, by_four(NOTES), QueryTimeout::PerPage(time)).await.unwrap();
     assert_eq!(found.len(), wanted.len());
@@ -218,7 +218,7 @@ async fn a_query_that_makes_progress_may_outlast_the_time_of_one_page(fixture: S
     assert!(delay.hits() - begun < 5);
 }
 
-/// The SDK plans queries by itself and rewrites those with an order: what it sends must be legal, too.
+/// The SDK plans queries and rewrites those with an order. The rewritten texts must be valid, too.
 #[tokio::test]
 async fn every_text_that_reaches_the_wire_is_in_the_published_grammar() {
     let fixture = StoreFixture::in_process().await;

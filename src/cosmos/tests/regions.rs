@@ -1,5 +1,5 @@
-//! Accounts with several regions, and with weaker consistency: what decides is read where writes go, what only looks sees
-//! what this process has written.
+//! Accounts with several regions, and with weaker consistency. The write region answers authoritative reads, and
+//! session reads see the writes of this process.
 
 use super::fixture::{config, done, in_time, note, refuse, Note, CLIENT};
 use crate::cosmos::{bootstrap, queries::QueryText, Freshness, OperationKind, Store, StoreError};
@@ -16,7 +16,7 @@ fn two_regions() -> LocalAccountBuilder {
     LocalAccount::builder().with_regions(&[HOME, AWAY])
 }
 
-/// A client that reads in the other region than the one that takes writes.
+/// A client that reads in the region that is not the write region.
 async fn client_away(account: &LocalAccount, name: &str) -> CosmosClient {
     let runtime = account.runtime_builder(name).build().await.unwrap();
     let regions = vec![Region::new(AWAY), Region::new(HOME)];
@@ -28,7 +28,7 @@ async fn store_away(account: &LocalAccount) -> Store {
     bootstrap::open(&client_away(account, CLIENT).await, &config(account), None).await.unwrap()
 }
 
-/// An account whose other region hears of nothing from now on, and a store that reads there.
+/// An account whose other region gets no more replication, and a store that reads there.
 async fn lagging(builder: LocalAccountBuilder) -> (LocalAccount, Store) {
     let account = builder.build();
     let store = store_away(&account).await;
@@ -38,7 +38,7 @@ async fn lagging(builder: LocalAccountBuilder) -> (LocalAccount, Store) {
 }
 
 #[tokio::test]
-async fn a_read_that_decides_is_answered_by_the_write_region() {
+async fn an_authoritative_read_is_answered_by_the_write_region() {
     let (account, store) = lagging(two_regions()).await;
     let writer = bootstrap::open(&account.client_named("writer").await, &config(&account), None).await.unwrap();
     let note = note("i", "a", "first");
@@ -59,7 +59,7 @@ async fn a_read_that_decides_is_answered_by_the_write_region() {
 }
 
 #[tokio::test]
-async fn a_read_that_decides_is_counted_as_a_read_and_its_etag_is_the_documents() {
+async fn an_authoritative_read_is_counted_as_a_read_and_its_etag_is_the_documents() {
     let (account, store) = lagging(two_regions()).await;
     let note = note("i", "a", "text");
     let etag = done(store.create(&note.instance_id, &note.id, &note, in_time()).await);
@@ -75,7 +75,7 @@ async fn a_read_that_decides_is_counted_as_a_read_and_its_etag_is_the_documents(
 }
 
 #[tokio::test]
-async fn throttling_inside_the_answer_of_a_read_that_decides_is_ridden_out() {
+async fn throttling_inside_the_answer_of_an_authoritative_read_is_retried() {
     let (account, store) = lagging(two_regions()).await;
     let note = note("i", "a", "text");
     done(store.create(&note.instance_id, &note.id, &note, in_time()).await);
@@ -93,7 +93,7 @@ async fn throttling_inside_the_answer_of_a_read_that_decides_is_ridden_out() {
     assert!(store.statistics().of(OperationKind::Read).retried >= 6);
 }
 
-/// On an account of any consistency a process sees what it has written, in a region that has not heard of it yet.
+/// A process must see its own writes at any consistency level, in a region that does not have them yet.
 async fn sees_its_own_writes(consistency: ConsistencyLevel) {
     let (_account, store) = lagging(two_regions().with_consistency(consistency)).await;
     let note = note("i", "a", "first");
@@ -125,7 +125,7 @@ async fn a_process_sees_its_own_writes_on_an_account_of_consistent_prefix() {
 }
 
 #[tokio::test]
-async fn an_account_that_takes_writes_in_several_regions_does_not_fit() {
+async fn an_account_that_accepts_writes_in_several_regions_does_not_fit() {
     let account = two_regions().with_write_mode(WriteMode::Multi).build();
     for client in [account.client_named("near").await, client_away(&account, "away").await] {
         let error = bootstrap::open(&client, &config(&account), None).await.err().expect("it is refused");
@@ -138,7 +138,7 @@ async fn an_account_that_takes_writes_in_several_regions_does_not_fit() {
 }
 
 #[tokio::test]
-async fn an_account_with_one_write_region_fits_from_wherever_it_is_opened() {
+async fn an_account_with_one_write_region_fits_from_any_region() {
     let account = two_regions().build();
     for client in [account.client_named("near").await, client_away(&account, "away").await] {
         bootstrap::open(&client, &config(&account), None).await.expect("one write region");
@@ -146,7 +146,7 @@ async fn an_account_with_one_write_region_fits_from_wherever_it_is_opened() {
 }
 
 #[tokio::test]
-async fn a_failover_under_way_is_not_taken_for_several_write_regions() {
+async fn a_running_failover_does_not_count_as_several_write_regions() {
     let account = two_regions().build();
     bootstrap::open(&account.client_named("maker").await, &config(&account), None).await.unwrap();
     let store = account.store();
@@ -162,26 +162,26 @@ async fn a_failover_under_way_is_not_taken_for_several_write_regions() {
 }
 
 #[tokio::test]
-async fn a_query_that_decides_is_answered_by_the_write_region_where_a_quorum_read_is_not() {
+async fn the_write_region_answers_an_authoritative_query_but_not_every_quorum_read() {
     let (account, store) = lagging(two_regions()).await;
     let writer = bootstrap::open(&account.client_named("writer").await, &config(&account), None).await.unwrap();
     let note = note("i", "a", "first");
     done(writer.create(&note.instance_id, &note.id, &note, in_time()).await);
     let within = |statement| store.query_partition::<Note>(&note.instance_id, statement, in_time());
     let across = |statement| store.query_container::<Note>(statement, in_time());
-    // A quorum of the region that answers: it has not heard of the note.
+    // A quorum read in the region that answers, which does not have the note yet.
     assert!(within(NOTES.statement().latest_committed()).await.unwrap().is_empty());
     assert!(across(NOTES.statement().latest_committed()).await.unwrap().is_empty());
     assert_eq!(within(NOTES.statement().authoritative()).await.unwrap(), std::slice::from_ref(&note));
     assert_eq!(across(NOTES.statement().authoritative()).await.unwrap().readable(), std::slice::from_ref(&note));
-    // The region is excluded by now: one request each.
+    // The query excludes the other region now, so it takes one request.
     account.reset_stats();
     assert_eq!(within(NOTES.statement().authoritative()).await.unwrap(), std::slice::from_ref(&note));
     assert_eq!(account.stats_of(CLIENT).of(RequestKind::Query).requests, 1);
 }
 
 #[tokio::test]
-async fn a_query_that_decides_follows_the_write_region() {
+async fn an_authoritative_query_follows_the_write_region() {
     let (account, store) = lagging(two_regions()).await;
     let note = note("i", "a", "first");
     done(store.create(&note.instance_id, &note.id, &note, in_time()).await);
@@ -195,14 +195,14 @@ async fn a_query_that_decides_follows_the_write_region() {
 }
 
 #[tokio::test]
-async fn a_query_that_decides_follows_the_write_region_also_where_this_process_has_not_written_since() {
+async fn an_authoritative_query_follows_the_write_region_even_if_this_process_has_not_written_since() {
     let account = two_regions().build();
     let store = bootstrap::open(&account.client_named(CLIENT).await, &config(&account), None).await.unwrap();
     let first = note("i", "a", "first");
     done(store.create(&first.instance_id, &first.id, &first, in_time()).await);
     let decide = || store.query_partition::<Note>(&first.instance_id, NOTES.statement().authoritative(), in_time());
     assert_eq!(decide().await.unwrap(), std::slice::from_ref(&first));
-    // It fails over a while later, and the former write region hears of nothing any more.
+    // The account fails over a while later, and the former write region gets no more replication.
     tokio::time::pause();
     tokio::time::advance(std::time::Duration::from_secs(60)).await;
     tokio::time::resume();
@@ -215,7 +215,7 @@ async fn a_query_that_decides_follows_the_write_region_also_where_this_process_h
 }
 
 #[tokio::test]
-async fn a_query_that_decides_has_each_row_once_where_the_write_region_moves_between_its_pages() {
+async fn an_authoritative_query_returns_each_row_once_when_the_write_region_moves_between_its_pages() {
     let (account, store) = lagging(two_regions()).await;
     account.store().resume_replication(AWAY);
     let notes: Vec<Note> = (0..9).map(|n| note("i", &n.to_string(), n.to_string())).collect();
@@ -243,7 +243,7 @@ async fn a_query_that_decides_has_each_row_once_where_the_write_region_moves_bet
 }
 
 #[tokio::test]
-async fn a_query_that_decides_goes_to_the_write_region_where_only_another_one_is_preferred() {
+async fn an_authoritative_query_goes_to_the_write_region_even_if_only_another_one_is_preferred() {
     let account = two_regions().build();
     let runtime = account.runtime_builder(CLIENT).build().await.unwrap();
     let only = RoutingStrategy::PreferredRegions(vec![Region::new(AWAY)]);
@@ -257,7 +257,7 @@ async fn a_query_that_decides_goes_to_the_write_region_where_only_another_one_is
 }
 
 #[tokio::test]
-async fn a_query_whose_session_no_region_can_serve_is_answered_without_it() {
+async fn a_query_whose_session_token_no_region_can_serve_is_answered_without_it() {
     let account = two_regions().build();
     let store = bootstrap::open(&account.client_named(CLIENT).await, &config(&account), None).await.unwrap();
     let note = note("i", "a", "first");
@@ -271,12 +271,12 @@ async fn a_query_whose_session_no_region_can_serve_is_answered_without_it() {
 }
 
 #[tokio::test]
-async fn a_read_whose_session_no_region_can_serve_is_answered_by_the_write_region() {
+async fn a_read_whose_session_token_no_region_can_serve_is_answered_by_the_write_region() {
     let (account, store) = lagging(two_regions()).await;
     let note = note("i", "a", "first");
     done(store.create(&note.instance_id, &note.id, &note, in_time()).await);
     let unavailable = WireAction::Refuse { status: 404, substatus: Some(1002), retry_after: None };
-    // A batch of one read is a read, too: it is a POST.
+    // A batch of one read is a POST, and counts as a read.
     let by_token = WireRule::new(unavailable).client(CLIENT).on(RequestKind::Read);
     let refused = account.wire().add(by_token.matching(|request| request.method == "GET"));
     let found = store.read::<Note>(&note.instance_id, &note.id, Freshness::Session, in_time()).await.unwrap();

@@ -1,4 +1,4 @@
-//! How requests are made: what the wire sees of consistency and priority.
+//! Consistency and priority of requests on the wire.
 
 use super::fixture::{both_ways, in_time, note, Note, StoreFixture, CLIENT};
 use crate::cosmos::{queries::QueryText, Freshness};
@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 
 both_ways!(
     reads_and_queries_ask_for_session_consistency_at_the_usual_priority,
-    a_glance_is_a_point_read_of_any_replica_in_the_background,
-    a_statement_says_how_it_is_asked,
-    a_query_keeps_its_manner_on_every_page,
+    an_eventual_read_is_a_point_read_of_any_replica_with_low_priority,
+    a_statement_sets_consistency_and_priority,
+    a_query_has_the_same_options_on_every_page,
 );
 
 const NOTES: QueryText = QueryText::across("notes", 1_000, "SELECT * FROM c WHERE c.type = 'note'");
@@ -17,7 +17,7 @@ const NOTES: QueryText = QueryText::across("notes", 1_000, "SELECT * FROM c WHER
 /// A request's method, consistency and priority.
 type Sent = (String, Option<String>, Option<String>);
 
-/// What is sent for reads and queries from now on.
+/// Records the reads and queries that are sent from now on.
 fn sent(fixture: &StoreFixture) -> Arc<Mutex<Vec<Sent>>> {
     let sent = Arc::new(Mutex::new(Vec::new()));
     let seen = sent.clone();
@@ -46,7 +46,7 @@ async fn reads_and_queries_ask_for_session_consistency_at_the_usual_priority(fix
     assert_eq!(*sent.lock().unwrap(), [as_sent("GET", "Session", None), as_sent("POST", "Session", None)]);
 }
 
-async fn a_glance_is_a_point_read_of_any_replica_in_the_background(fixture: StoreFixture) {
+async fn an_eventual_read_is_a_point_read_of_any_replica_with_low_priority(fixture: StoreFixture) {
     let note = note("i", "a", "text");
     let etag = fixture.given(&note).await;
     let sent = sent(&fixture);
@@ -57,7 +57,7 @@ async fn a_glance_is_a_point_read_of_any_replica_in_the_background(fixture: Stor
     assert!(fixture.store.read_eventual::<Note>(&missing.instance_id, &missing.id, in_time()).await.unwrap().is_none());
 }
 
-async fn a_statement_says_how_it_is_asked(fixture: StoreFixture) {
+async fn a_statement_sets_consistency_and_priority(fixture: StoreFixture) {
     let partition = note("i", "a", "").instance_id;
     let sent = sent(&fixture);
     for (statement, consistency, priority) in [
@@ -71,7 +71,7 @@ async fn a_statement_says_how_it_is_asked(fixture: StoreFixture) {
     }
 }
 
-async fn a_query_keeps_its_manner_on_every_page(fixture: StoreFixture) {
+async fn a_query_has_the_same_options_on_every_page(fixture: StoreFixture) {
     for name in ["a", "b", "c"] {
         fixture.given(&note("i", name, "")).await;
     }

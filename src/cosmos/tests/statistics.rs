@@ -1,4 +1,4 @@
-//! What the store counts is what the account saw.
+//! The store counts the same requests as the account.
 
 use super::fixture::{both_ways, cut_short, done, in_time, note, refuse, StoreFixture, CLIENT, SHORT};
 use crate::model::Operation;
@@ -10,14 +10,14 @@ use duroxide_cosmos_emulator::{Gate, RequestKind, WireAction};
 
 both_ways!(
     requests_and_charge_are_summed_by_kind_as_the_account_counts_them,
-    what_the_sdk_repeats_by_itself_is_counted,
-    what_was_refused_and_ridden_out_is_counted,
-    a_request_that_was_given_up_on_is_counted,
+    requests_that_the_sdk_repeats_are_counted,
+    refused_and_retried_requests_are_counted,
+    a_request_without_an_answer_at_the_deadline_is_counted,
 );
 
 const NOTES: QueryText = QueryText::across("notes", 1_000, "SELECT * FROM c WHERE c.type = 'note'");
 
-/// The account's name for what the store counts under these kinds.
+/// The kinds of the store, and the account's kind for the same requests.
 const KINDS: [(&[OperationKind], RequestKind); 7] = [
     (&[OperationKind::Create], RequestKind::Create),
     (&[OperationKind::Read], RequestKind::Read),
@@ -69,7 +69,7 @@ async fn requests_and_charge_are_summed_by_kind_as_the_account_counts_them(fixtu
     assert_eq!(ours.iter().map(|(_, of_kind)| of_kind.retried).sum::<u64>(), 0);
 }
 
-async fn what_the_sdk_repeats_by_itself_is_counted(fixture: StoreFixture) {
+async fn requests_that_the_sdk_repeats_are_counted(fixture: StoreFixture) {
     let note = note("i", "a", "");
     fixture.next(1, RequestKind::Create, WireAction::LoseAnswer);
     fixture.store.create(&note.instance_id, &note.id, &note, in_time()).await.unwrap();
@@ -80,7 +80,7 @@ async fn what_the_sdk_repeats_by_itself_is_counted(fixture: StoreFixture) {
     assert_same_requests(&fixture);
 }
 
-async fn what_was_refused_and_ridden_out_is_counted(fixture: StoreFixture) {
+async fn refused_and_retried_requests_are_counted(fixture: StoreFixture) {
     fixture.next(3, RequestKind::Create, refuse(429));
     fixture.next(6, RequestKind::Query, refuse(503));
     let note = note("i", "a", "");
@@ -95,7 +95,7 @@ async fn what_was_refused_and_ridden_out_is_counted(fixture: StoreFixture) {
     assert!(queries.retried >= 1);
 }
 
-async fn a_request_that_was_given_up_on_is_counted(fixture: StoreFixture) {
+async fn a_request_without_an_answer_at_the_deadline_is_counted(fixture: StoreFixture) {
     let note = note("i", "a", "");
     let gate = Gate::new();
     fixture.on(RequestKind::Create, WireAction::HoldBefore(gate.clone()));

@@ -1,7 +1,7 @@
-//! Mending: what findings have said, and two new looks find again, under the instance's fence.
+//! Repairs: actions for findings that two new snapshots confirm. Every write is conditional on the instance's document.
 
 use super::{
-    findings::{DetectedFault, Fix},
+    findings::{DetectedFault, RepairAction},
     rebuild,
     snapshot::Snapshot,
     Diagnosis, Doctor, Examined, Finding,
@@ -24,21 +24,24 @@ use serde::Serialize;
 use std::sync::Arc;
 use tracing::info;
 
-/// So often in a row something may be in the way.
+/// The number of consecutive attempts without a repair.
 const ATTEMPTS: usize = 8;
-/// What a batch keeps free for the fence.
-const ROOM: usize = 16 * 1024;
+/// Bytes of a batch that are reserved for the instance's document.
+const FENCE_BYTES: usize = 16 * 1024;
 
-/// What a repair has done.
+/// The reason why a repair stops if a document has changed.
+const CHANGED: &str = "it has changed meanwhile";
+
+/// The result of a repair.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub struct Repair {
-    /// What was done, in order: the findings that are mended.
+    /// The repaired findings, in order.
     pub done: Vec<Finding>,
-    /// Why the rest was not, where something was in the way.
+    /// The reason why the other findings were not repaired, if there is one.
     pub hindered: Option<String>,
-    /// How the instance is after it; none where there is nothing of that name any more.
+    /// The diagnosis after the repair. `None` if no document of the instance exists any more.
     pub after: Option<Diagnosis>,
 }
 
@@ -46,7 +49,7 @@ pub(super) async fn repair(doctor: &Doctor, said: &Diagnosis) -> Result<Repair, 
     let engine = &doctor.engine;
     let mut repair = Repair { done: Vec::new(), hindered: None, after: None };
     let Ok(partition) = Partition::instance(&said.instance) else { return Ok(repair) };
-    // Whether a lock has expired decides: by a clock that is ahead, a turn that is under way would lose its own.
+    // The repair depends on expired locks. By a clock that is ahead, a turn in progress would lose its lock.
     let skew = ClockSkew::measure(engine).await?;
     let mut attempts = 0;
     while attempts < ATTEMPTS {
@@ -56,11 +59,13 @@ pub(super) async fn repair(doctor: &Doctor, said: &Diagnosis) -> Result<Repair, 
         };
         repair.after = Some(diagnosis);
         let Some(snapshot) = snapshot else {
-            repair.hindered = Some("it moves".to_owned());
+            repair.hindered = Some("it is changing".to_owned());
             return Ok(repair);
         };
-        let todo: Vec<DetectedFault> =
-            found.into_iter().filter(|found| found.does().is_some() && found.was_said(&said.findings)).collect();
+        let todo: Vec<DetectedFault> = found
+            .into_iter()
+            .filter(|found| found.repair_text().is_some() && found.is_reported_in(&said.findings))
+            .collect();
         if todo.is_empty() {
             repair.hindered = None;
             return Ok(repair);
@@ -68,7 +73,7 @@ pub(super) async fn repair(doctor: &Doctor, said: &Diagnosis) -> Result<Repair, 
         let now = skew.now(engine);
         let locked = snapshot.document().and_then(|document| document.locked_until(now));
         if locked.is_some() {
-            repair.hindered = Some("a turn is under way: try again when it has ended".to_owned());
+            repair.hindered = Some("a turn is in progress: try again when it has ended".to_owned());
             return Ok(repair);
         }
         let before = repair.done.len();
@@ -78,7 +83,7 @@ pub(super) async fn repair(doctor: &Doctor, said: &Diagnosis) -> Result<Repair, 
     Ok(repair)
 }
 
-/// Mends what there is first of; why not, where something was in the way.
+/// Repairs the first group of findings. Returns the reason if something prevents it.
 async fn fix(
     engine: &Arc<Engine>,
     snapshot: &Snapshot,
@@ -86,30 +91,45 @@ async fn fix(
     todo: Vec<DetectedFault>,
     done: &mut Vec<Finding>,
 ) -> Result<Option<String>, StoreError> {
-    let partition = &snapshot.partition;
-    let moved = || Ok(Some("it has changed meanwhile".to_owned()));
     for found in &todo {
-        match (&found.fix, snapshot.document()) {
-            (Fix::RollForward, _) => drop(staging::roll_forward(engine, partition, engine.deadline()).await?),
-            (Fix::GoOnDeleting, Some(document)) => {
-                if !engine.lifecycle().recover_deletion(engine, document, engine.deadline()).await? {
-                    return Ok(Some("somebody is deleting it right now".to_owned()));
-                }
+        let prevented = match (&found.fix, snapshot.document()) {
+            (RepairAction::RollForward, _) => {
+                staging::roll_forward(engine, &snapshot.partition, engine.deadline()).await?;
+                None
             }
-            (Fix::Rebuild, _) => {
-                if !make(engine, snapshot).await? {
-                    return moved();
-                }
+            (RepairAction::ContinueDeletion, Some(document)) => {
+                let recovered = engine.lifecycle().recover_deletion(engine, document, engine.deadline()).await?;
+                (!recovered).then_some("another process is deleting it right now")
             }
+            (RepairAction::RebuildInstance, _) => (!rebuild_instance(engine, snapshot).await?).then_some(CHANGED),
             _ => continue,
+        };
+        if let Some(prevented) = prevented {
+            return Ok(Some(prevented.to_owned()));
         }
-        engine.cache.forget(partition);
-        info!(instance_id = partition.instance_id(), reason = ?found.finding.reason, "mended");
+        engine.cache.forget(&snapshot.partition);
+        info!(instance_id = snapshot.partition.instance_id(), reason = ?found.finding.reason, "repaired");
         done.push(found.finding.clone());
-        // What else is wrong is another matter after that.
+        // The other findings must be confirmed again after this repair.
         return Ok(None);
     }
-    let Some(instance) = &snapshot.instance else { return without_fence(engine, snapshot, todo, done).await };
+    match &snapshot.instance {
+        Some(instance) => fix_in_batches(engine, snapshot, instance, now, todo, done).await,
+        None => delete_without_fence(engine, snapshot, todo, done).await,
+    }
+}
+
+/// Repairs findings with batches that are conditional on the instance's document. Returns the reason if something
+/// prevents it.
+async fn fix_in_batches(
+    engine: &Arc<Engine>,
+    snapshot: &Snapshot,
+    instance: &Versioned<InstanceDocument>,
+    now: Millis,
+    todo: Vec<DetectedFault>,
+    done: &mut Vec<Finding>,
+) -> Result<Option<String>, StoreError> {
+    let changed = || Ok(Some(CHANGED.to_owned()));
     let mut fence = instance.clone();
     let mut drafter = Drafter { engine, snapshot, now, token: engine.new_token(), count: 0 };
     let mut hindered = None;
@@ -117,7 +137,7 @@ async fn fix(
     let mut bytes = 0;
     for found in todo {
         let draft = match drafter.draft(&instance.document, &found.fix).await {
-            // What one of them is made of can't be read: the others are mended all the same.
+            // The source of one repair can't be read. The others are repaired nevertheless.
             Err(StoreError::Malformed { detail }) => {
                 hindered.get_or_insert(detail);
                 continue;
@@ -125,11 +145,11 @@ async fn fix(
             draft => draft?,
         };
         let size: usize = draft.iter().map(Operation::size).sum();
-        let is_full =
-            operations.len() + draft.len() >= operation::MAX_OPERATIONS || bytes + size > operation::MAX_BYTES - ROOM;
+        let is_full = operations.len() + draft.len() >= operation::MAX_OPERATIONS
+            || bytes + size > operation::MAX_BYTES - FENCE_BYTES;
         if is_full && !operations.is_empty() {
             if !write(engine, now, &mut fence, &std::mem::take(&mut operations)).await? {
-                return moved();
+                return changed();
             }
             done.extend(ready.drain(..).map(|found| found.finding));
             bytes = 0;
@@ -139,15 +159,15 @@ async fn fix(
         ready.push(found);
     }
     if !operations.is_empty() && !write(engine, now, &mut fence, &operations).await? {
-        return moved();
+        return changed();
     }
     done.extend(ready.into_iter().map(|found| found.finding));
     Ok(hindered)
 }
 
-/// Makes the document of an instance; `false` where something has changed. Its batch proves that the basis of the
-/// document is still there, and that nobody has claimed the instance since.
-async fn make(engine: &Engine, snapshot: &Snapshot) -> Result<bool, StoreError> {
+/// Rebuilds the document of an instance. Returns `false` if a document has changed. The batch proves that the basis of
+/// the new document still exists, and that no worker has claimed the instance since.
+async fn rebuild_instance(engine: &Engine, snapshot: &Snapshot) -> Result<bool, StoreError> {
     let (Ok(document), Some((id, basis))) = (rebuild::instance(snapshot, &engine.new_token()), &snapshot.basis) else {
         return Ok(false);
     };
@@ -160,25 +180,26 @@ async fn make(engine: &Engine, snapshot: &Snapshot) -> Result<bool, StoreError> 
     Ok(matches!(written, BatchOutcome::Committed(_)))
 }
 
-/// Where there is no instance, what does not belong goes by its own ETag.
-async fn without_fence(
+/// Deletes unreferenced documents if no instance exists, each under its own ETag.
+async fn delete_without_fence(
     engine: &Engine,
     snapshot: &Snapshot,
     todo: Vec<DetectedFault>,
     done: &mut Vec<Finding>,
 ) -> Result<Option<String>, StoreError> {
     for found in todo {
-        let Fix::Delete(id, etag) = &found.fix else { continue };
+        let RepairAction::Delete(id, etag) = &found.fix else { continue };
         let deleted = engine.store.delete(&snapshot.partition, id, Some(etag), engine.deadline()).await?;
         if !matches!(deleted, WriteOutcome::Done(_)) {
-            return Ok(Some("it has changed meanwhile".to_owned()));
+            return Ok(Some(CHANGED.to_owned()));
         }
         done.push(found.finding);
     }
     Ok(None)
 }
 
-/// One batch with the fence, which moves; `false` where something has changed.
+/// Writes one batch that is conditional on the instance's document, and updates `fence`. Returns `false` if a document
+/// has changed.
 async fn write(
     engine: &Arc<Engine>,
     now: Millis,
@@ -188,9 +209,9 @@ async fn write(
     let partition = fence.document.instance_id.clone();
     let mut next = fence.document.clone();
     next.updated_at = now;
-    if next.lock.is_some() && next.inlined.is_none() {
-        // It has expired. Who had it may have stalled, and must not go on beside this.
-        next.give_up(now);
+    if next.claim.lock.is_some() && next.waiting.inlined.is_none() {
+        // The lock has expired. Its stalled holder must not continue beside this repair.
+        next.unlock(now);
     }
     let mut whole = vec![Operation::replace(instance_id(), &next, Some(&fence.etag))?];
     whole.extend_from_slice(operations);
@@ -205,7 +226,7 @@ async fn write(
         _ => None,
     });
     outbox::deliver_soon(engine, intents.collect()).await;
-    info!(instance_id = partition.instance_id(), documents = operations.len(), "mended");
+    info!(instance_id = partition.instance_id(), documents = operations.len(), "repaired");
     Ok(true)
 }
 
@@ -213,26 +234,29 @@ async fn write(
 struct Drafter<'a> {
     engine: &'a Arc<Engine>,
     snapshot: &'a Snapshot,
-    /// The service's time.
+    /// Cosmos DB's time.
     now: Millis,
-    /// Nobody else has it: what is made has it in its id.
+    /// A unique token in the ids of the new documents.
     token: String,
     count: usize,
 }
 
 impl Drafter<'_> {
-    async fn draft(&mut self, document: &InstanceDocument, fix: &Fix) -> Result<Vec<Operation>, StoreError> {
+    async fn draft(&mut self, document: &InstanceDocument, fix: &RepairAction) -> Result<Vec<Operation>, StoreError> {
         let snapshot = self.snapshot;
         let partition = &snapshot.partition;
         Ok(match fix {
-            Fix::Nothing | Fix::RollForward | Fix::GoOnDeleting | Fix::Rebuild => Vec::new(),
-            Fix::Schedule(item) => self.schedule(item)?,
-            Fix::Tell(item) => vec![self.message(item)?],
-            Fix::Send(item) => vec![self.intent(document, item)?],
-            Fix::SetValue { key, lost } => {
+            RepairAction::Nothing
+            | RepairAction::RollForward
+            | RepairAction::ContinueDeletion
+            | RepairAction::RebuildInstance => Vec::new(),
+            RepairAction::Schedule(item) => self.schedule(item)?,
+            RepairAction::Enqueue(item) => vec![self.message(item)?],
+            RepairAction::Send(item) => vec![self.intent(document, item)?],
+            RepairAction::SetValue { key, lost } => {
                 // The turn that ends an execution begins the next epoch.
-                let epoch = document.epoch.saturating_sub(u64::from(document.execution_has_ended()));
-                // What an earlier execution has set is what the current one has found.
+                let epoch = document.commit.epoch.saturating_sub(u64::from(document.execution_has_ended()));
+                // A value of an earlier execution belongs to the epoch before the current one.
                 let epoch = epoch.saturating_sub(u64::from(!lost.is_current));
                 let (value, at) = (Some(lost.value.value.clone()), lost.value.at);
                 let mut next = KvDocument::written(partition, key, snapshot.values.get(key), value, at, epoch);
@@ -241,29 +265,33 @@ impl Drafter<'_> {
                 }
                 vec![Operation::upsert(&next)?]
             }
-            Fix::SetStatus(value) => {
-                let next = StatusDocument::new(partition.clone(), value.clone(), document.status_version);
+            RepairAction::SetStatus(value) => {
+                let next = StatusDocument::new(partition.clone(), value.clone(), document.commit.status_version);
                 vec![Operation::upsert(&next)?]
             }
-            Fix::Archive(execution) => self.archive(document, *execution).await?,
-            Fix::Delete(id, etag) => vec![Operation::delete(id.clone(), Some(etag))],
+            RepairAction::Archive(execution) => self.archive(document, *execution).await?,
+            RepairAction::Delete(id, etag) => vec![Operation::delete(id.clone(), Some(etag))],
         })
     }
 
-    /// An activity over what is left of it: nothing, what can't be read, or the one that was seen.
+    /// Schedules an activity. It replaces the document that was seen, readable or not.
     fn schedule(&self, item: &WorkItem) -> Result<Vec<Operation>, StoreError> {
         let WorkItem::ActivityExecute { execution_id, id, .. } = item else { return Ok(Vec::new()) };
-        let work_id = ActivityDocument::scheduled_id(*execution_id, *id);
+        let activity_id = ActivityDocument::scheduled_id(*execution_id, *id);
         let seq = self.engine.sequencer.next();
         let partition = self.snapshot.partition.clone();
-        let (work, payload) =
-            ActivityDocument::new(partition, work_id.clone(), item, seq, self.now).map_err(StoreError::unwritable)?;
-        let illegible = self.snapshot.unreadable.iter().find(|illegible| illegible.id == work_id.as_str());
-        let seen =
-            self.snapshot.work.get(&work_id).map(|(_, etag)| etag).or(illegible.map(|illegible| &illegible.etag));
+        let (activity, payload) = ActivityDocument::new(partition, activity_id.clone(), item, seq, self.now)
+            .map_err(StoreError::unwritable)?;
+        let unreadable = self.snapshot.unreadable.iter().find(|unreadable| unreadable.id == activity_id.as_str());
+        let seen = self
+            .snapshot
+            .activities
+            .get(&activity_id)
+            .map(|(_, etag)| etag)
+            .or(unreadable.map(|unreadable| &unreadable.etag));
         let mut operations = vec![match seen {
-            Some(etag) => Operation::replace(work_id, &work, Some(etag))?,
-            None => Operation::create(&work)?,
+            Some(etag) => Operation::replace(activity_id, &activity, Some(etag))?,
+            None => Operation::create(&activity)?,
         }];
         if let Some(payload) = payload {
             operations.push(Operation::upsert(&payload)?);
@@ -271,7 +299,7 @@ impl Drafter<'_> {
         Ok(operations)
     }
 
-    /// A key that nobody else has.
+    /// A unique key.
     fn key(&mut self) -> String {
         self.count += 1;
         format!("r:{}:{}", self.token, self.count)
@@ -291,7 +319,7 @@ impl Drafter<'_> {
             .map_err(|e| StoreError::Malformed { detail: e.to_string() })?;
         let mut message =
             MessageDocument::new(target.clone(), &key, item, seq, now, now).map_err(StoreError::unwritable)?;
-        message.send(sender, Some(sender.incarnation.clone()));
+        message.send(sender, Some(sender.origin.incarnation.clone()));
         let document = serde_json::to_value(&message).map_err(StoreError::unwritable)?;
         let takeover = now.saturating_add(millis(self.engine.config.reconciler_age_threshold()));
         let partition = self.snapshot.partition.clone();
@@ -301,7 +329,7 @@ impl Drafter<'_> {
 
     async fn archive(&self, document: &InstanceDocument, execution: u64) -> Result<Vec<Operation>, StoreError> {
         let events = self.history(&self.snapshot.partition, execution).await?;
-        let archive = if execution == document.execution {
+        let archive = if execution == document.current.execution {
             let output = rebuild::end(&events).map(|(_, output)| output);
             ExecutionDocument::of(document, output)
         } else {

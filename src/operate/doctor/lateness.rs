@@ -1,40 +1,41 @@
-//! What is due and nobody takes, and who is missing.
+//! Overdue work that no worker takes, and the reason.
 
 use super::{findings::LATE, snapshot::Snapshot, Member};
 use crate::model::{ActivityDocument, InstanceDocument, Millis, Versions};
 use std::collections::BTreeMap;
 
-/// Something that nobody takes.
-pub(super) struct Late {
+/// Overdue work of an instance.
+pub(super) struct LateWork {
     pub(super) subject: String,
     pub(super) detail: String,
     pub(super) todo: String,
 }
 
-/// What of an instance nobody takes.
-pub(super) fn of(snapshot: &Snapshot, document: Option<&InstanceDocument>, members: &[Member]) -> Vec<Late> {
+/// The overdue work of an instance.
+pub(super) fn of(snapshot: &Snapshot, document: Option<&InstanceDocument>, members: &[Member]) -> Vec<LateWork> {
     let alive: Vec<&Member> = members.iter().filter(|member| member.alive).collect();
     turns(snapshot, document, &alive).into_iter().chain(activities(snapshot, &alive)).collect()
 }
 
-fn turns(snapshot: &Snapshot, document: Option<&InstanceDocument>, members: &[&Member]) -> Option<Late> {
+fn turns(snapshot: &Snapshot, document: Option<&InstanceDocument>, members: &[&Member]) -> Option<LateWork> {
     let is_locked = document.is_some_and(|document| document.locked_until(snapshot.now).is_some());
-    let is_busy = document.is_some_and(|document| document.deleting.is_some() || document.roll_forward.is_some());
-    // What was claimed is due when the lock has ended.
-    let lock = document.and_then(|document| document.lock.as_ref()).map_or(0, |lock| lock.until);
+    let is_busy =
+        document.is_some_and(|document| document.removal.deleting.is_some() || document.commit.roll_forward.is_some());
+    // Claimed messages are due when the lock has ended.
+    let lock = document.and_then(|document| document.claim.lock.as_ref()).map_or(0, |lock| lock.until);
     let due = snapshot.messages.iter().map(|(message, _)| message.due.max(lock)).min()?;
     if is_locked || is_busy || due + LATE >= snapshot.now {
         return None;
     }
     let waiting = snapshot.messages.iter().filter(|(message, _)| message.due <= snapshot.now).count();
-    let pinned = document.and_then(|document| document.pinned.clone());
+    let pinned = document.and_then(|document| document.current.pinned.clone());
     let attempts = document.map_or(0, |document| document.claims_since(0));
     let (why, todo) = why_no_turn(pinned.as_deref(), attempts, members);
     let since = seconds(due, snapshot.now);
     let lock = if lock > 0 { ", with a lock that has expired" } else { "" };
-    Some(Late {
+    Some(LateWork {
         subject: "turn".to_owned(),
-        detail: format!("{waiting} messages wait since {since}{lock}: {why}"),
+        detail: format!("{waiting} messages have waited for {since}{lock}: {why}"),
         todo,
     })
 }
@@ -42,8 +43,8 @@ fn turns(snapshot: &Snapshot, document: Option<&InstanceDocument>, members: &[&M
 fn why_no_turn(pinned: Option<&str>, attempts: u32, members: &[&Member]) -> (String, String) {
     let takers: Vec<&Member> = members.iter().copied().filter(|member| member.turns.is_some()).collect();
     if takers.is_empty() {
-        let todo = "start a worker, or another one, if those that are there are busy";
-        return (nobody_asks("takes turns", "turn", members.len()), todo.to_owned());
+        let todo = "start a worker, or another one if the present workers are busy";
+        return (no_free_process("takes turns", "turn", members.len()), todo.to_owned());
     }
     let version = pinned.and_then(|pinned| semver::Version::parse(pinned).ok());
     let runs = |member: &&Member| {
@@ -59,39 +60,39 @@ fn why_no_turn(pinned: Option<&str>, attempts: u32, members: &[&Member]) -> (Str
         "{} processes could take it, after {attempts} attempts",
         takers.iter().filter(|member| runs(member)).count()
     );
-    (why, "look at the logs of the workers; a turn that fails is put off, longer each time".to_owned())
+    (why, "read the logs of the workers; a turn that fails is tried again after increasing delays".to_owned())
 }
 
-/// Why nobody takes something that no process asks for. A process asks only while one of its workers is free: some
-/// that are there have not asked for anything of the kind in the last minute, and may be busy.
-fn nobody_asks(does: &str, what: &str, silent: usize) -> String {
+/// The reason why work waits that no process fetches. A process fetches only while one of its workers is free. `silent`
+/// processes have not fetched such work in the last minute and may be busy.
+fn no_free_process(does: &str, what: &str, silent: usize) -> String {
     match silent {
         0 => format!("no process {does}"),
         _ => {
-            let busy = "they are busy, or take none";
-            format!("no free process {does}; {silent} processes have asked for no {what} in the last minute: {busy}")
+            let busy = "they are busy or take none";
+            format!("no free process {does}; {silent} processes have fetched no {what} in the last minute: {busy}")
         }
     }
 }
 
-fn activities(snapshot: &Snapshot, members: &[&Member]) -> Vec<Late> {
-    // One word for all that wait for the same.
+fn activities(snapshot: &Snapshot, members: &[&Member]) -> Vec<LateWork> {
+    // One report for all activities with the same tag and session.
     let mut groups: BTreeMap<(Option<&str>, Option<&str>), Vec<&ActivityDocument>> = BTreeMap::new();
-    for (work, _) in snapshot.work.values().filter(|(work, _)| work.due + LATE < snapshot.now) {
-        groups.entry((work.tag.as_deref(), work.session_id.as_deref())).or_default().push(work);
+    for (activity, _) in snapshot.activities.values().filter(|(activity, _)| activity.due + LATE < snapshot.now) {
+        groups.entry((activity.tag.as_deref(), activity.session_id.as_deref())).or_default().push(activity);
     }
     groups
         .into_iter()
-        .map(|((tag, session), work)| {
-            let due = work.iter().map(|work| work.due).min().unwrap_or_default();
-            let attempts = work.iter().map(|work| work.attempts).max().unwrap_or_default();
+        .map(|((tag, session), activity)| {
+            let due = activity.iter().map(|activity| activity.due).min().unwrap_or_default();
+            let attempts = activity.iter().map(|activity| activity.attempts).max().unwrap_or_default();
             let (why, todo) = why_no_activity(snapshot, tag, session, attempts, members);
-            let (count, since) = (work.len(), seconds(due, snapshot.now));
+            let (count, since) = (activity.len(), seconds(due, snapshot.now));
             let named = tag.map_or_else(String::new, |tag| format!(" with tag {tag:?}"));
             let bound = session.map_or_else(String::new, |session| format!(" of session {session:?}"));
-            Late {
+            LateWork {
                 subject: format!("activities {tag:?} {session:?}"),
-                detail: format!("{count} activities{named}{bound} wait since {since}: {why}"),
+                detail: format!("{count} activities{named}{bound} have waited for {since}: {why}"),
                 todo,
             }
         })
@@ -106,11 +107,11 @@ fn why_no_activity(
     members: &[&Member],
 ) -> (String, String) {
     let takes = |member: &&&Member| {
-        let register = member.activities.as_ref();
-        register.is_some_and(|register| match tag {
-            _ if register.any => true,
-            None => register.untagged,
-            Some(tag) => register.tags.iter().any(|of| of == tag),
+        let capabilities = member.activities.as_ref();
+        capabilities.is_some_and(|capabilities| match tag {
+            _ if capabilities.any => true,
+            None => capabilities.untagged,
+            Some(tag) => capabilities.tags.iter().any(|of| of == tag),
         })
     };
     let takers = members.iter().filter(takes).count();
@@ -120,8 +121,8 @@ fn why_no_activity(
             None => (" without a tag".to_owned(), String::new()),
         };
         let silent = members.iter().filter(|member| member.activities.is_none()).count();
-        let why = nobody_asks(&format!("runs activities{what}"), "activity", silent);
-        return (why, format!("start a worker{with}, or another one, if those that are there are busy"));
+        let why = no_free_process(&format!("runs activities{what}"), "activity", silent);
+        return (why, format!("start a worker{with}, or another one if the present workers are busy"));
     }
     let held =
         session.and_then(|session| snapshot.sessions.get(session)).filter(|held| held.locked_until > snapshot.now);
@@ -130,14 +131,14 @@ fn why_no_activity(
         let is_known = members.iter().any(|member| member.session_owners.contains(owner));
         let left = seconds(snapshot.now, held.locked_until);
         if !is_known {
-            let why = format!("its session is {owner:?}'s for {left}, and no process that is there is called that");
+            let why = format!("its session belongs to {owner:?} for {left}, and no live process has that name");
             return (why, "wait until the session's lock has expired; then any worker takes it".to_owned());
         }
-        let why = format!("its session is {owner:?}'s for {left}, which is busy or does not take it");
-        return (why, "look at that worker; when it goes, another one has the session".to_owned());
+        let why = format!("its session belongs to {owner:?} for {left}, and that process is busy or does not take it");
+        return (why, "check that worker; when it stops, another worker takes the session".to_owned());
     }
     let why = format!("{takers} processes could take it, after {attempts} attempts");
-    (why, "look at the logs of the workers: they may be busy with others, or fail to begin it".to_owned())
+    (why, "read the logs of the workers: they may be busy with other activities, or fail to start it".to_owned())
 }
 
 pub(super) fn seconds(from: Millis, to: Millis) -> String {

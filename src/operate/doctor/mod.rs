@@ -1,13 +1,17 @@
-//! Why an instance stands still, and what of it can be mended from its history.
+//! The doctor: finds out why an instance makes no progress, and repairs faults from its history.
 //!
-//! SPEC.md, "Doctor", says what must be there, and under which conditions something is written.
+//! `docs/design/doctor.md` lists the documents that must exist and the conditions of each repair.
 
 mod findings;
 mod fix;
 mod lateness;
+mod leftovers;
+mod lost;
 mod rebuild;
 mod scan;
 mod snapshot;
+mod state;
+mod values;
 
 use super::{workers, Member};
 use crate::{
@@ -25,101 +29,104 @@ use tracing::warn;
 pub use fix::Repair;
 pub use scan::Scan;
 
-/// Looks at an instance that moves, or whose history a replica may not have yet, before that is said.
-const LOOKS: usize = 5;
-/// The pause between two of them.
+/// The number of snapshots of an instance before the doctor reports. An instance may be changing, and a replica may lag
+/// behind its history.
+const MAX_READS: usize = 5;
+/// The pause between two snapshots.
 const PAUSE: Duration = Duration::from_millis(300);
 
-/// Finds out why instances register still. Made by [`CosmosDBProvider::doctor`](crate::CosmosDBProvider::doctor).
+/// Finds out why instances make no progress, and repairs them.
+/// [`CosmosDBProvider::doctor`](crate::CosmosDBProvider::doctor) creates it.
 pub struct Doctor {
     engine: Arc<Engine>,
-    /// Who is there to take something.
+    /// The workers that look for work.
     members: Vec<Member>,
     skew: ClockSkew,
 }
 
-/// What is known of the health of an instance.
+/// The health of an instance.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub struct Diagnosis {
-    /// The instance.
+    /// The id of the instance.
     pub instance: String,
-    /// The name of its orchestration, where that is known.
+    /// The name of its orchestration, or an empty string if it is not known.
     pub name: String,
-    /// `Running`, `Completed`, `Failed` or `ContinuedAsNew`; none where no turn was committed.
+    /// `Running`, `Completed`, `Failed` or `ContinuedAsNew`. `None` if no turn was committed.
     pub status: Option<String>,
-    /// When its last turn was committed, in milliseconds since 1970.
+    /// The time when its last turn was committed, in milliseconds since 1970.
     pub updated_at: Option<u64>,
-    /// What it does or waits for, in a few words.
+    /// The activity of the instance, or the event that it waits for, in a few words.
     pub state: String,
-    /// It has changed each time that it was looked at: what moves is not stuck, and nothing more is said of it.
+    /// Whether the instance changed between all reads. A changing instance is not stuck, so the diagnosis has no
+    /// findings.
     pub moves: bool,
-    /// What is wrong. Nothing where it is well.
+    /// The faults of the instance. A healthy instance has none.
     pub findings: Vec<Finding>,
 }
 
-/// Something that is wrong with an instance.
+/// A fault of an instance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub struct Finding {
-    /// What kind of thing is wrong.
+    /// The kind of fault.
     pub reason: Reason,
-    /// What is wrong, in a sentence.
+    /// A description of the fault.
     pub detail: String,
-    /// What becomes of it.
+    /// The remedy for the fault.
     #[serde(flatten)]
     pub remedy: Remedy,
 }
 
-/// What kind of thing is wrong with an instance.
+/// The kind of fault of an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub enum Reason {
-    /// There are documents of an instance, but not the one that says what it is.
+    /// The instance has documents, but its own document is missing.
     LostInstance,
-    /// An activity was scheduled, and there is neither work nor a completion.
+    /// An activity was scheduled, but neither the activity nor its completion exists.
     LostActivity,
-    /// An activity is to be run whose input is not there.
+    /// The input of an activity is missing.
     LostInput,
-    /// A timer was set, and there is no message that fires it.
+    /// A timer was created, but no message fires it.
     LostTimer,
-    /// A child was scheduled, and there is neither the child nor its start.
+    /// A child was scheduled, but neither the child nor its start exists.
     LostChild,
-    /// A child has ended, and its end is not told.
+    /// A child has ended, but no message tells its parent.
     LostEnd,
-    /// The orchestration continued as new, and nothing starts its next execution.
+    /// The orchestration continued as new, but no message starts its next execution.
     LostContinuation,
-    /// A part of the history is not there, or there is more of it than there should be.
+    /// A part of the history is missing, or the history has too many events.
     LostHistory,
-    /// A value is not there, or not as the history says.
+    /// A value is missing or differs from the history.
     LostValue,
-    /// The custom status is not there, or not as the history says.
+    /// The custom status is missing or differs from the history.
     LostStatus,
-    /// An execution has a history, but no document that says how it ended.
+    /// An execution has a history, but its own document is missing.
     LostExecution,
-    /// Something waits that nobody takes.
+    /// A message or an activity waits, and no worker takes it.
     Late,
     /// A message to another instance is not delivered.
     Undelivered,
-    /// A turn was committed, and a part of what it has written is not applied.
+    /// A turn was committed, but not all its parts are applied.
     HalfCommitted,
-    /// It was to be deleted, and only a part of it is.
+    /// The deletion of the instance is unfinished.
     HalfDeleted,
     /// A document can't be read.
     Unreadable,
-    /// Its parent is not there.
+    /// The parent of the instance does not exist.
     Orphan,
-    /// A document does not belong there.
-    Stray,
-    /// It runs, and there is nothing that it waits for.
+    /// A document belongs to nothing, or this crate does not know its type.
+    Unreferenced,
+    /// The instance runs, but waits for nothing.
     Idle,
 }
 
 impl Reason {
-    /// Whether a region that has not heard of the last writes would look the same.
+    /// Whether a region that lags behind the last writes would show the same.
     fn may_be_lag(self) -> bool {
         matches!(self, Self::LostHistory | Self::LostInstance | Self::HalfCommitted | Self::LostEnd)
     }
@@ -145,31 +152,31 @@ impl fmt::Display for Reason {
             Self::HalfDeleted => "half deleted",
             Self::Unreadable => "unreadable",
             Self::Orphan => "orphan",
-            Self::Stray => "unreferenced",
+            Self::Unreferenced => "unreferenced",
             Self::Idle => "idle",
         })
     }
 }
 
-/// What becomes of a finding.
+/// The remedy for a finding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "remedy", content = "todo", rename_all = "camelCase")]
 #[non_exhaustive]
 pub enum Remedy {
     /// [`Doctor::repair`] does this.
     Repair(String),
-    /// Somebody else must do this.
+    /// An operator must do this.
     ByHand(String),
 }
 
 impl Diagnosis {
-    /// Whether a repair would do something.
+    /// Whether [`Doctor::repair`] can repair at least one finding.
     pub fn can_be_repaired(&self) -> bool {
         self.findings.iter().any(|finding| matches!(finding.remedy, Remedy::Repair(_)))
     }
 }
 
-/// A diagnosis, with what it was made of.
+/// A diagnosis with its snapshot and its faults.
 struct Examined {
     diagnosis: Diagnosis,
     found: Vec<DetectedFault>,
@@ -179,58 +186,63 @@ struct Examined {
 impl Doctor {
     pub(super) async fn new(engine: &Arc<Engine>) -> Result<Self, StoreError> {
         let skew = ClockSkew::measure(engine).await.unwrap_or_else(|error| {
-            // Somebody who may only read can diagnose. A repair insists.
-            warn!(%error, "the service's time is not known: what is late is judged by this machine's clock");
+            // An operator with read access can diagnose. A repair needs the measurement.
+            warn!(%error, "can't measure Cosmos DB's time, the doctor uses the clock of this machine");
             ClockSkew::default()
         });
         Ok(Self { engine: engine.clone(), members: workers::members(engine, skew.now(engine)).await?, skew })
     }
 
-    /// What is wrong with an instance; none where there is nothing of that name. Nothing is changed.
+    /// Diagnoses an instance. Returns `None` if no document has its id. It changes nothing.
     pub async fn diagnose(&self, instance: &str) -> Result<Option<Diagnosis>, StoreError> {
         let Ok(partition) = Partition::instance(instance) else { return Ok(None) };
         let examined = in_background(self.examine(&partition, self.skew)).await?;
         Ok(examined.map(|examined| examined.diagnosis))
     }
 
-    /// Does what the findings of a diagnosis have said that a repair does, as far as it is still so. **Changes** the container.
+    /// Repairs the findings of a diagnosis that have [`Remedy::Repair`], if the fault still exists. **Changes** the
+    /// container.
     pub async fn repair(&self, diagnosis: &Diagnosis) -> Result<Repair, StoreError> {
         fix::repair(self, diagnosis).await
     }
 
-    /// The instances that may be in trouble: of which something waits that nobody takes, and those that run and have not moved for so
-    /// long; with `all`, every instance, and whatever has a history.
+    /// Scans for instances that may have a fault:
+    ///
+    /// - instances with a message or an activity that is overdue;
+    /// - running instances without progress for `unmoved`;
+    /// - with `all`, every instance, and every id with a history, a message or an activity.
     pub fn scan(&self, unmoved: Duration, all: bool) -> Scan {
         Scan::new(self.engine.clone(), self.skew, unmoved, all)
     }
 
-    /// What two looks in a row have found, of the same state of the instance.
+    /// The faults that two consecutive snapshots show of the same state of the instance.
     async fn examine(&self, partition: &Partition, skew: ClockSkew) -> Result<Option<Examined>, StoreError> {
         let mut before: Option<Vec<DetectedFault>> = None;
-        for number in 0..LOOKS {
+        for number in 0..MAX_READS {
             if number > 1 {
                 tokio::time::sleep(PAUSE).await;
             }
-            let snapshot = match snapshot::look(&self.engine, partition, skew.now(&self.engine)).await? {
-                SnapshotRead::Nothing => return Ok(None),
-                SnapshotRead::Moved => {
+            let snapshot = match snapshot::read(&self.engine, partition, skew.now(&self.engine)).await? {
+                SnapshotRead::Missing => return Ok(None),
+                SnapshotRead::Changed => {
                     before = None;
                     continue;
                 }
-                SnapshotRead::Still(snapshot) => snapshot,
+                SnapshotRead::Stable(snapshot) => snapshot,
             };
             let found = findings::of(&snapshot, &self.members);
             if found.is_empty() {
                 return Ok(Some(Examined::new(snapshot, found)));
             }
-            let is_same =
-                |before: &Vec<DetectedFault>| found.iter().all(|found| before.iter().any(|other| other.is(found)));
-            // A replica may lag by more than a look takes.
+            let is_same = |before: &Vec<DetectedFault>| {
+                found.iter().all(|found| before.iter().any(|other| other.is_same_as(found)))
+            };
+            // A replica may lag by more than the time of one snapshot.
             let in_doubt = found.iter().any(|found| found.finding.reason.may_be_lag());
-            let is_last = number + 1 == LOOKS;
+            let is_last = number + 1 == MAX_READS;
             match before {
                 Some(before) if is_last || (is_same(&before) && !in_doubt) => {
-                    let agreed = found.into_iter().filter(|found| before.iter().any(|other| other.is(found)));
+                    let agreed = found.into_iter().filter(|found| before.iter().any(|other| other.is_same_as(found)));
                     return Ok(Some(Examined::new(snapshot, agreed.collect())));
                 }
                 _ => before = Some(found),
@@ -245,10 +257,10 @@ impl Examined {
         let document = snapshot.document();
         let diagnosis = Diagnosis {
             instance: snapshot.partition.instance_id().unwrap_or_default().to_owned(),
-            name: document.map(|document| document.name.clone()).unwrap_or_default(),
-            status: document.and_then(|document| document.status.clone()),
+            name: document.map(|document| document.current.name.clone()).unwrap_or_default(),
+            status: document.and_then(|document| document.current.status.clone()),
             updated_at: document.filter(|document| document.exists()).map(|document| document.updated_at),
-            state: findings::state(&snapshot),
+            state: state::state(&snapshot),
             moves: false,
             findings: found.iter().map(|found| found.finding.clone()).collect(),
         };

@@ -1,8 +1,8 @@
-//! The document of an instance, made from what is left of it.
+//! Rebuilds the document of an instance from its other documents.
 
 use super::{
-    findings::custom_status,
     snapshot::{ChildSnapshot, Snapshot},
+    values::custom_status,
 };
 use crate::model::{
     item, kind, status, ActivityDocument, CountedFigures, Ending, EventSet, ExecutionDocument, InstanceDocument,
@@ -10,7 +10,7 @@ use crate::model::{
 };
 use duroxide::{providers::WorkItem, Event, EventKind};
 
-/// How an execution ended, as its history says: its status and output; none where it runs.
+/// The status and the output of an execution that has ended, from its history. A running execution has none.
 pub(super) fn end(events: &[Event]) -> Option<(&'static str, String)> {
     events.iter().rev().find_map(|event| match &event.kind {
         EventKind::OrchestrationCompleted { output } => Some((status::COMPLETED, output.clone())),
@@ -28,11 +28,11 @@ fn began_at(events: &[Event]) -> Millis {
     events.first().map_or(0, |event| event.timestamp_ms)
 }
 
-fn moved(events: &[Event]) -> Millis {
+fn last_event_at(events: &[Event]) -> Millis {
     events.last().map_or(0, |event| event.timestamp_ms)
 }
 
-/// The document of an execution of the past, from its history.
+/// The document of a past execution, from its history.
 pub(super) fn execution(partition: &Partition, execution: u64, events: &[Event]) -> ExecutionDocument {
     let end = end(events);
     let mut past = ExecutionDocument::of(&InstanceDocument::new(partition.clone(), "", 0), None);
@@ -40,13 +40,13 @@ pub(super) fn execution(partition: &Partition, execution: u64, events: &[Event])
     past.execution = execution;
     past.status = end.as_ref().map_or(status::RUNNING, |(status, _)| status).to_owned();
     past.started_at = began_at(events);
-    past.ended_at = end.as_ref().map(|_| moved(events));
+    past.ended_at = end.as_ref().map(|_| last_event_at(events));
     past.output = end.map(|(_, output)| output);
     past.events = ids(events);
     past
 }
 
-/// Whether there may be more of the history than was seen; how that is known.
+/// The reason to assume that a part of the history is missing.
 fn lacks(snapshot: &Snapshot, events: &[Event]) -> Option<String> {
     let ids: Vec<u64> = events.iter().map(|event| event.event_id).filter(|id| *id != item::POISON_EVENT_ID).collect();
     let last = ids.len() as u64;
@@ -57,10 +57,10 @@ fn lacks(snapshot: &Snapshot, events: &[Event]) -> Option<String> {
         return Some("a part of the history can't be read".to_owned());
     }
     if !snapshot.staged.is_empty() {
-        return Some("there are parts of a turn that may have been committed".to_owned());
+        return Some("staged parts exist, and their turn may be committed".to_owned());
     }
     let scheduled =
-        snapshot.work.keys().filter_map(ActivityDocument::identity).filter(|(of, _)| *of == snapshot.execution);
+        snapshot.activities.keys().filter_map(ActivityDocument::identity).filter(|(of, _)| *of == snapshot.execution);
     let named = snapshot.items().filter_map(|item| match item {
         WorkItem::ActivityCompleted { execution_id, id, .. }
         | WorkItem::ActivityFailed { execution_id, id, .. }
@@ -70,17 +70,19 @@ fn lacks(snapshot: &Snapshot, events: &[Event]) -> Option<String> {
         _ => None,
     });
     let mut later = scheduled.chain(named.filter(|(of, _)| *of == snapshot.execution)).map(|(_, id)| id);
-    later.find(|id| *id > last).map(|id| format!("the history has {last} events, but something is about event {id}"))
+    later
+        .find(|id| *id > last)
+        .map(|id| format!("the history has {last} events, but another document refers to event {id}"))
 }
 
-/// The document of the instance, for `token`, which nobody else has; or why it can't be made.
+/// The document of the instance, or the reason why it can't be rebuilt. `token` must be unique.
 pub(super) fn instance(snapshot: &Snapshot, token: &str) -> Result<InstanceDocument, String> {
     let mut document = InstanceDocument::new(snapshot.partition.clone(), token, snapshot.now);
-    document.deferred = snapshot.messages.iter().any(|(message, _)| message.is_deferred());
-    // What a claim has left in place of it may hold a message.
-    document.inlined = snapshot.document().and_then(|left| left.inlined.clone());
+    document.waiting.deferred = snapshot.messages.iter().any(|(message, _)| message.is_deferred());
+    // A document that a claim has created instead may hold a message.
+    document.waiting.inlined = snapshot.document().and_then(|left| left.waiting.inlined.clone());
     if snapshot.turns.is_empty() {
-        return if document.deferred { Ok(document) } else { Err("nothing is deferred".to_owned()) };
+        return if document.waiting.deferred { Ok(document) } else { Err("no message is deferred".to_owned()) };
     }
     let events = snapshot.events.as_ref().map_err(Clone::clone)?;
     if let Some(lacks) = lacks(snapshot, events) {
@@ -92,40 +94,43 @@ pub(super) fn instance(snapshot: &Snapshot, token: &str) -> Result<InstanceDocum
         }
         _ => None,
     });
-    let (first, began_by) = began.ok_or_else(|| "the history does not say what began it".to_owned())?;
-    (document.name, document.version, document.parent) = began_by;
-    document.pinned = Some(first.duroxide_version.clone());
-    document.incarnation = birth(snapshot).unwrap_or(document.incarnation);
-    document.execution = snapshot.execution;
-    document.started_at = began_at(events);
-    document.created_at = snapshot.executions.get(&1).map_or(document.started_at, |first| first.started_at);
-    document.updated_at = moved(events);
-    document.events = ids(events);
-    document.turn = snapshot.turns.values().map(|turns| turns.len() as u64).sum();
+    let (first, began_by) = began.ok_or_else(|| "the history has no start event".to_owned())?;
+    (document.current.name, document.current.version, document.origin.parent) = began_by;
+    document.current.pinned = Some(first.duroxide_version.clone());
+    document.origin.incarnation = incarnation(snapshot).unwrap_or(document.origin.incarnation);
+    document.current.execution = snapshot.execution;
+    document.current.started_at = began_at(events);
+    document.origin.created_at =
+        snapshot.executions.get(&1).map_or(document.current.started_at, |first| first.started_at);
+    document.updated_at = last_event_at(events);
+    document.current.events = ids(events);
+    document.commit.turn = snapshot.turns.values().map(|turns| turns.len() as u64).sum();
     let past = snapshot.executions.values().filter(|past| past.execution < snapshot.execution);
-    document.totals = past.fold(Totals { executions: 1, events: events.len() as u64 }, |totals, past| Totals {
-        executions: totals.executions + 1,
-        events: totals.events + past.events.len(),
+    document.counting.totals = past.fold(Totals { executions: 1, events: events.len() as u64 }, |totals, past| {
+        Totals { executions: totals.executions + 1, events: totals.events + past.events.len() }
     });
-    // Executions are numbered from 1 on, and all but the last have ended.
-    document.epoch = snapshot.execution.saturating_sub(1);
+    // Executions are numbered from 1, and all but the last have ended.
+    document.commit.epoch = snapshot.execution.saturating_sub(1);
     let status = snapshot.status.as_ref().map(|status| status.version);
-    document.status_version = status.unwrap_or_else(|| u64::from(custom_status(events).is_some()));
-    document.status = Some(status::RUNNING.to_owned());
-    document.count_pending = Some("open".to_owned());
+    document.commit.status_version = status.unwrap_or_else(|| u64::from(custom_status(events).is_some()));
+    document.current.status = Some(status::RUNNING.to_owned());
+    document.counting.count_pending = Some("open".to_owned());
     if let Some((status, output)) = end(events) {
-        document.epoch += 1;
-        document.status = Some(status.to_owned());
-        document.completed_at = Some(document.updated_at);
-        let ending = Ending::of(status, events).filter(|_| document.parent.is_none());
-        document.ended = ending.map(|ending| ending.at(document.updated_at));
-        document.archived = output.len() > ExecutionDocument::INLINE;
-        document.output = Some(output).filter(|_| !document.archived);
+        document.commit.epoch += 1;
+        document.current.status = Some(status.to_owned());
+        document.current.completed_at = Some(document.updated_at);
+        let ending = Ending::of(status, events).filter(|_| document.origin.parent.is_none());
+        document.removal.ended = ending.map(|ending| ending.at(document.updated_at));
+        document.current.archived = output.len() > ExecutionDocument::INLINE;
+        document.current.output = Some(output).filter(|_| !document.current.archived);
         if status != status::CONTINUED {
-            // Whether it was counted is not known. Those who have ended long ago were.
-            document.count_pending = None;
-            document.counted =
-                Some(CountedFigures { status: status.to_owned(), totals: document.totals, round: token.to_owned() });
+            // It is not known whether the instance was counted. Instances that ended long ago were.
+            document.counting.count_pending = None;
+            document.counting.counted = Some(CountedFigures {
+                status: status.to_owned(),
+                totals: document.counting.totals,
+                round: token.to_owned(),
+            });
         }
     }
     if document.needs_recovery() {
@@ -134,12 +139,12 @@ pub(super) fn instance(snapshot: &Snapshot, token: &str) -> Result<InstanceDocum
     Ok(document)
 }
 
-/// Which of its name it is, by those who know: its children, starts that it has sent, and messages for it.
-fn birth(snapshot: &Snapshot) -> Option<String> {
+/// The incarnation of the instance, from its children, the starts that it has sent, or the messages for it.
+fn incarnation(snapshot: &Snapshot) -> Option<String> {
     let instance = snapshot.partition.instance_id();
     let of_child = |child: &ChildSnapshot| {
-        let document = child.document.as_ref().filter(|document| document.parent.as_deref() == instance);
-        document.and_then(|document| document.parent_incarnation.clone()).or_else(|| child.sender.clone())
+        let document = child.document.as_ref().filter(|document| document.origin.parent.as_deref() == instance);
+        document.and_then(|document| document.origin.parent_incarnation.clone()).or_else(|| child.sender.clone())
     };
     let sent = snapshot.intents.iter().filter(|intent| intent.document["starts"] == true);
     let mut sent = sent.filter_map(|intent| intent.document["incarnation"].as_str().map(ToOwned::to_owned));

@@ -1,4 +1,4 @@
-//! Which instances to look at.
+//! The scan for instances that may have a fault.
 
 use crate::{
     cosmos::{in_background, queries, Pages, Statement, StoreError},
@@ -13,24 +13,24 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 /// Instances of one page.
 const PAGE: usize = 200;
 
-/// The instances that may be in trouble, page by page, each once.
+/// The instances that may have a fault, page by page, each once. [`Doctor::scan`](super::Doctor::scan) creates it.
 pub struct Scan {
     engine: Arc<Engine>,
     skew: ClockSkew,
-    /// Those that have moved since are not among them.
+    /// Running instances with progress since this time are left out.
     unmoved_since: Millis,
     all: bool,
     phase: ScanPhase,
     seen: HashSet<String>,
 }
 
-/// Where the next page comes from.
+/// The source of the next page.
 enum ScanPhase {
-    /// Those of which something is overdue.
+    /// Instances with an overdue message or activity.
     Overdue(Option<ScanPages>),
     /// Instances of this status, or of any, from a cursor on.
     Instances(Option<&'static str>, Option<String>),
-    /// Whatever has a history, a message or work.
+    /// Every id that has a history, a message or an activity.
     Others(Option<ScanPages>),
     Over,
 }
@@ -49,10 +49,11 @@ impl Scan {
         Self { engine, skew, unmoved_since, all, phase: ScanPhase::Overdue(None), seen: HashSet::new() }
     }
 
-    /// The next page, which may be empty; none after the last. After an error, the next call asks again.
+    /// The next page, which may be empty. Returns `None` after the last page. After an error, the next call tries
+    /// again.
     pub async fn next(&mut self) -> Result<Option<Vec<String>>, StoreError> {
         let phase = std::mem::replace(&mut self.phase, ScanPhase::Over);
-        // Those that were returned already are not returned again.
+        // `seen` keeps ids from being returned twice.
         let again = match &phase {
             ScanPhase::Over => return Ok(None),
             ScanPhase::Overdue(_) => ScanPhase::Overdue(None),
@@ -109,16 +110,16 @@ impl Scan {
     }
 }
 
-/// The next page of a query, and the pages after it, where there are any.
+/// The next page of a query, and the remaining pages.
 async fn next_rows(
     engine: &Engine,
     rows: Option<ScanPages>,
     statement: Statement,
 ) -> Result<(Vec<String>, Option<ScanPages>), StoreError> {
-    let patience = engine.per_page();
+    let deadline = engine.per_page();
     let mut rows = match rows {
         Some(rows) => rows,
-        None => Box::new(engine.store.container_pages(statement, patience)?),
+        None => Box::new(engine.store.container_pages(statement, deadline)?),
     };
     let Some(page) = rows.next().await? else { return Ok((Vec::new(), None)) };
     let named = page.readable().into_iter().filter_map(|row| Some(row.instance_id.instance_id()?.to_owned()));
@@ -129,9 +130,9 @@ async fn next_rows(
 mod tests {
     use super::*;
 
-    /// Who looks may do so in a task of its own.
+    /// A scan can run in a spawned task.
     #[test]
-    fn a_look_can_be_spawned() {
+    fn a_scan_can_be_spawned() {
         fn is_send<T: Send>(_: impl FnOnce(&'static mut Scan) -> T) {}
         is_send(|scan| scan.next());
     }

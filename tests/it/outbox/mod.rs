@@ -1,0 +1,3 @@
+//! Messages from one instance to another.
+
+mod delivery;
