@@ -14,7 +14,9 @@ use crate::{
     turn::{self, commit, plan::Ack, release},
 };
 
+mod operations;
 mod run_to_completion;
+
 use async_trait::async_trait;
 use azure_data_cosmos::CosmosClient;
 use duroxide::{
@@ -121,10 +123,6 @@ impl CosmosDBProvider {
     pub async fn new_with_client(client: &CosmosClient, config: CosmosDBProviderConfig) -> Result<Self, ConnectError> {
         config.validate_for_client()?;
         Self::open(client, config, None).await
-    }
-
-    pub(crate) fn engine(&self) -> &Arc<Engine> {
-        &self.engine
     }
 
     /// Opens the container and starts the engine. `tokens` is the token cache of a client that the provider has made.

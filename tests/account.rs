@@ -5,8 +5,8 @@
 //! cargo test --test account -- --run         # or: --run NAME, for the functions whose name contains NAME
 //! ```
 //!
-//! It needs an account key, since an identity of Entra ID cannot create a container. Without `--run` it only reports that
-//! it is skipped.
+//! It needs an account key, since an identity of Entra ID cannot create a container. Without `--run` it only
+//! reports that it is skipped.
 
 #[path = "validation/suite/mod.rs"]
 mod suite;
@@ -208,7 +208,9 @@ async fn run(only: Option<&str>) -> Result<ExitCode, String> {
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let Some(position) = arguments.iter().position(|argument| argument == "--run") else {
-        println!("test the_validation_suite_on_an_account_of_yours ... ignored, see tests/account.rs, or README.md");
+        println!(
+            "test the_validation_suite_on_an_account_of_yours ... ignored, see tests/account.rs or CONTRIBUTING.md"
+        );
         return ExitCode::SUCCESS;
     };
     let only = arguments.get(position + 1).map(String::as_str);

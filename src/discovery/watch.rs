@@ -231,9 +231,9 @@ pub(super) struct Watch {
 
 enum Task {
     Renew,
-    Bell,
-    PollTask(usize),
-    Sweep,
+    Wakeup,
+    Poll(usize),
+    RecoveryPoll,
 }
 
 impl Watch {
@@ -342,9 +342,9 @@ impl Watch {
 
     /// What has been due for longest: whatever takes long or fails again and again keeps nothing else from its turn.
     fn due(&self, now: Instant) -> Option<Task> {
-        let errands = self.errands.iter().enumerate().map(|(index, errand)| (errand.at, Task::PollTask(index)));
+        let errands = self.errands.iter().enumerate().map(|(index, errand)| (errand.at, Task::Poll(index)));
         let renewal = self.renewal.map(|at| (at, Task::Renew));
-        let chores = errands.chain(renewal).chain([(self.bell, Task::Bell), (self.sweep, Task::Sweep)]);
+        let chores = errands.chain(renewal).chain([(self.bell, Task::Wakeup), (self.sweep, Task::RecoveryPoll)]);
         chores.filter(|(at, _)| *at <= now).min_by_key(|(at, _)| *at).map(|(_, chore)| chore)
     }
 
@@ -369,17 +369,17 @@ impl Watch {
     /// What fails is tried again after a pause, so that an outage is not made worse, and puts nothing else off.
     async fn carry_out(&mut self, engine: &Arc<Engine>, chore: Task) -> Result<(), StoreError> {
         match chore {
-            Task::PollTask(at) => {
+            Task::Poll(at) => {
                 let errand = self.errands.swap_remove(at);
                 self.run(engine, errand).await
             }
             Task::Renew => self.renew(engine).await,
-            Task::Bell => {
+            Task::Wakeup => {
                 let heard = self.listen(engine).await;
                 self.bell = self.bell.max(pause_after(&heard));
                 heard
             }
-            Task::Sweep => {
+            Task::RecoveryPoll => {
                 let swept = self.sweep(engine).await;
                 self.sweep = self.sweep.max(pause_after(&swept));
                 swept
@@ -693,10 +693,10 @@ mod tests {
             let now = now + SECOND * 3 * step;
             let later = now + SECOND * 4;
             match watch.due(now).unwrap() {
-                Task::PollTask(at) => watch.errands[at].at = later,
+                Task::Poll(at) => watch.errands[at].at = later,
                 Task::Renew => watch.renewal = Some(later + SECOND),
-                Task::Bell => watch.bell = later,
-                Task::Sweep => watch.sweep = later,
+                Task::Wakeup => watch.bell = later,
+                Task::RecoveryPoll => watch.sweep = later,
             }
             let names = [(watch.errands[0].at, 'e'), (watch.bell, 'b'), (watch.sweep, 's')];
             done.push(names.into_iter().find(|(at, _)| *at == later).map_or('r', |(_, name)| name));

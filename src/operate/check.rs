@@ -36,7 +36,7 @@ pub enum CheckStatus {
     Unknown,
 }
 
-pub(super) async fn run(config: &CosmosDBProviderConfig, depth: CheckDepth) -> Vec<Check> {
+pub(crate) async fn run(config: &CosmosDBProviderConfig, depth: CheckDepth) -> Vec<Check> {
     let subject = "configuration".to_owned();
     if let Err(error) = config.validate() {
         return vec![Check { subject, status: CheckStatus::Failed, detail: error.to_string() }];

@@ -45,7 +45,7 @@ pub enum IntentState {
     },
 }
 
-pub(super) async fn late(engine: &Arc<Engine>) -> Result<Vec<Intent>, StoreError> {
+pub(crate) async fn late(engine: &Arc<Engine>) -> Result<Vec<Intent>, StoreError> {
     let statement = queries::LATE_INTENTS.statement().bind("@now", engine.now());
     let found: Rows<IntentRow> = engine.store.query_container(statement, engine.deadline()).await?;
     let mut intents: Vec<Intent> = found.readable().into_iter().map(Intent::of).collect();
@@ -94,7 +94,7 @@ fn locate(instance: &str, intent: &str) -> Option<(Partition, DocumentId)> {
     Some((Partition::instance(instance).ok()?, id))
 }
 
-pub(super) async fn retry(engine: &Arc<Engine>, instance: &str, intent: &str) -> Result<bool, StoreError> {
+pub(crate) async fn retry(engine: &Arc<Engine>, instance: &str, intent: &str) -> Result<bool, StoreError> {
     let Some((partition, id)) = locate(instance, intent) else { return Ok(false) };
     let deadline = engine.deadline();
     loop {
@@ -111,7 +111,7 @@ pub(super) async fn retry(engine: &Arc<Engine>, instance: &str, intent: &str) ->
     }
 }
 
-pub(super) async fn discard(engine: &Arc<Engine>, instance: &str, intent: &str) -> Result<bool, StoreError> {
+pub(crate) async fn discard(engine: &Arc<Engine>, instance: &str, intent: &str) -> Result<bool, StoreError> {
     let Some((partition, id)) = locate(instance, intent) else { return Ok(false) };
     let deleted = engine.store.delete(&partition, &id, None, engine.deadline()).await?;
     Ok(matches!(deleted, WriteOutcome::Done(_)))

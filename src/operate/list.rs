@@ -177,7 +177,7 @@ impl Cursor {
 }
 
 /// Reads the page that begins at a cursor.
-pub(super) async fn page(
+pub(crate) async fn page(
     engine: &Arc<Engine>,
     query: &InstanceQuery,
     cursor: Option<&str>,
@@ -231,7 +231,7 @@ pub(super) async fn page(
 }
 
 /// The summary of one instance.
-pub(super) async fn one(engine: &Arc<Engine>, id: &str) -> Result<Option<InstanceSummary>, StoreError> {
+pub(crate) async fn one(engine: &Arc<Engine>, id: &str) -> Result<Option<InstanceSummary>, StoreError> {
     let Ok(partition) = Partition::instance(id) else { return Ok(None) };
     let found = engine.read_latest(&partition, engine.deadline()).await?.map(|found| found.document);
     let Some(document) = found.filter(InstanceDocument::exists) else { return Ok(None) };

@@ -86,7 +86,7 @@ struct ActivityRow {
     until: Option<Millis>,
 }
 
-pub(super) async fn report(engine: &Arc<Engine>) -> Result<QueueReport, StoreError> {
+pub(crate) async fn report(engine: &Arc<Engine>) -> Result<QueueReport, StoreError> {
     let (now, deadline) = (engine.now(), engine.deadline());
     let messages = queries::QUEUED_MESSAGES.statement();
     let messages: Rows<MessageRow> = engine.store.query_container(messages, deadline).await?;

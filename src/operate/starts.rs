@@ -75,12 +75,12 @@ impl StartQueue {
     }
 }
 
-pub(super) async fn queued(engine: &Engine, instance: &str) -> Result<Option<QueuedStart>, StoreError> {
+pub(crate) async fn queued(engine: &Engine, instance: &str) -> Result<Option<QueuedStart>, StoreError> {
     let Ok(partition) = Partition::instance(instance) else { return Ok(None) };
     Ok(read_queue(engine, &partition).await?.and_then(|queue| queue.start(instance)))
 }
 
-pub(super) async fn discard(engine: &Arc<Engine>, instance: &str) -> Result<bool, StoreError> {
+pub(crate) async fn discard(engine: &Arc<Engine>, instance: &str) -> Result<bool, StoreError> {
     let Ok(partition) = Partition::instance(instance) else { return Ok(false) };
     let (token, deadline) = (engine.new_token(), engine.deadline());
     let mut has_claimed = false;

@@ -55,7 +55,7 @@ pub struct ActivityCapabilities {
 }
 
 /// The workers of the container. `now` decides which of them are alive.
-pub(super) async fn members(engine: &Arc<Engine>, now: Millis) -> Result<Vec<Member>, StoreError> {
+pub(crate) async fn members(engine: &Arc<Engine>, now: Millis) -> Result<Vec<Member>, StoreError> {
     let statement = queries::MEMBERS.statement();
     let pages = engine.store.partition_pages(&MemberDocument::partition(), statement, engine.deadline())?;
     let found: Vec<MemberDocument> = pages.collect().await?.readable();

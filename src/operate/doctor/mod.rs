@@ -184,7 +184,7 @@ struct Examined {
 }
 
 impl Doctor {
-    pub(super) async fn new(engine: &Arc<Engine>) -> Result<Self, StoreError> {
+    pub(crate) async fn new(engine: &Arc<Engine>) -> Result<Self, StoreError> {
         let skew = ClockSkew::measure(engine).await.unwrap_or_else(|error| {
             // An operator with read access can diagnose. A repair needs the measurement.
             warn!(%error, "can't measure Cosmos DB's time, the doctor uses the clock of this machine");

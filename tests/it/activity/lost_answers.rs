@@ -113,7 +113,7 @@ async fn an_activity_whose_release_lost_its_answer_can_be_fetched_at_once() {
         let (fixture, a, b) = an_activity().await;
         let (_, token) = fetch_activity(&a, LONG).await;
         let lost = fixture.lose(RequestKind::Replace, times);
-        a.abandon_work_item(&token, None, true).await.expect("it is given back");
+        a.abandon_work_item(&token, None, true).await.expect("it is released");
         assert_eq!(lost.hits(), times);
         let tags = duroxide::providers::TagFilter::Any;
         let fetched = b.fetch_work_item(LONG, PATIENCE, None, &tags).await.expect("a fetch");

@@ -120,7 +120,7 @@ async fn a_shutdown_releases_sessions_although_an_activity_cannot_be_reached() {
     let refuse = WireAction::Refuse { status: 403, substatus: None, retry_after: None };
     let refused = WireRule::new(refuse).client("a").matching(|request| goes_to(request, &session_key(2)));
     fixture.account.wire().add(refused);
-    assert!(!a.shutdown_within(Duration::from_secs(8)).await, "not everything could be given back");
+    assert!(!a.shutdown_within(Duration::from_secs(8)).await, "not all locks could be released");
     let documents = fixture.documents().await;
     let left: Vec<_> = documents.iter().filter(|d| d["type"] == "session").map(|d| &d["sessionId"]).collect();
     assert_eq!(left, ["s2"]);

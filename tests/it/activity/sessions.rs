@@ -226,7 +226,7 @@ async fn a_worker_that_stalls_after_it_took_a_session_takes_no_activity_once_ano
     later.store(7_200_000, Ordering::Relaxed);
     let theirs = owner("theirs", LONG);
     let took = b.fetch_work_item(LONG, PATIENCE, Some(&theirs), &second).await.unwrap();
-    let (item, ..) = took.expect("the session is nobody's any more");
+    let (item, ..) = took.expect("the session has no owner any more");
     taken.open();
     let got = stalled.await.unwrap();
     assert!(got.is_none(), "{got:?} although another has {item:?} of the same session");
@@ -250,11 +250,11 @@ async fn a_session_that_is_taken_again_keeps_unknown_fields_of_a_newer_version()
     let container = fixture.container().await;
     let mut session = fixture.documents().await.into_iter().find(|document| document["type"] == "session").unwrap();
     let (key, id) = (session["instanceId"].as_str().unwrap().to_owned(), session["id"].as_str().unwrap().to_owned());
-    session["newer"] = "sharedResult".into();
+    session["newer"] = "kept".into();
     container.replace_item(key.clone(), &id, &session, None).await.unwrap();
     assert!(next().await.unwrap().is_some());
     let session = fixture.documents_of_type(&key, "session").await.pop().unwrap();
-    assert_eq!(session["newer"], "sharedResult", "{session}");
+    assert_eq!(session["newer"], "kept", "{session}");
 }
 
 const INSTANCE: &str = "i";

@@ -33,8 +33,8 @@ async fn a_worker_that_joins_gets_its_share_and_a_worker_that_leaves_releases_it
         while next(&mut got).await != ("a".to_owned(), instance.clone()) {}
     }
     assert_eq!(left.len(), 1);
-    let bells = fixture.documents().await.into_iter().filter(|document| document["type"] == "wakeup").count();
-    assert_eq!(bells, 1, "what left has left nothing");
+    let wakeups = fixture.documents().await.into_iter().filter(|document| document["type"] == "wakeup").count();
+    assert_eq!(wakeups, 1, "the worker that left has deleted its document");
     a.crash();
 }
 
@@ -60,10 +60,10 @@ async fn a_poll_finds_the_work_of_a_dead_worker_that_is_still_listed() {
 async fn clocks_that_are_off_by_half_a_minute_do_not_change_the_membership() {
     let fixture = Fixture::new(2);
     let (send, mut got) = mpsc::unbounded_channel();
-    let mut fleet = Vec::new();
+    let mut workers = Vec::new();
     for (name, millis) in [("behind", -30_000), ("ahead", 30_000), ("right", 0)] {
         let config = test_config().with_clock(off_by(millis));
-        fleet.push(Worker::begin(&fixture, name, config, turns(), &send).await);
+        workers.push(Worker::begin(&fixture, name, config, turns(), &send).await);
     }
     let members = members(&fixture, |members| are_shared(members, "turns", 3)).await;
     let client = fixture.provider_with("client", no_polls()).await;
@@ -75,7 +75,7 @@ async fn clocks_that_are_off_by_half_a_minute_do_not_change_the_membership() {
         assert_eq!(taken, instance);
         assert_ne!(taker, "behind");
     }
-    fleet.into_iter().for_each(Worker::crash);
+    workers.into_iter().for_each(Worker::crash);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -16,9 +16,9 @@ async fn a_client_wakes_the_worker_that_has_the_slot_of_an_instance_and_that_wor
     let fixture = Fixture::new(4);
     let (send, mut got) = mpsc::unbounded_channel();
     let names = ["a", "b", "c"];
-    let mut fleet = Vec::new();
+    let mut workers = Vec::new();
     for name in names {
-        fleet.push(Worker::begin(&fixture, name, no_polls(), turns(), &send).await);
+        workers.push(Worker::begin(&fixture, name, no_polls(), turns(), &send).await);
     }
     let members = members(&fixture, |members| are_shared(members, "turns", 3)).await;
     let client = fixture.provider_with("client", no_polls()).await;
@@ -33,7 +33,7 @@ async fn a_client_wakes_the_worker_that_has_the_slot_of_an_instance_and_that_wor
         }
     }
     assert_eq!(takers.len(), 3, "each member got those of its own slots, and no other: {takers:?}");
-    fleet.into_iter().for_each(Worker::crash);
+    workers.into_iter().for_each(Worker::crash);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -161,7 +161,7 @@ async fn a_lost_wake_up_fails_no_call_and_a_poll_finds_the_work() {
     let lost = WireRule::new(WireAction::FailConnection);
     let lost = fixture.account.wire().add(lost.client("client").on(RequestKind::Replace));
     client.enqueue_for_orchestrator(start("i"), None).await.unwrap();
-    assert!(lost.hits() > 0, "it tried to ring");
+    assert!(lost.hits() > 0, "it tried to send a wake-up");
     assert_eq!(next(&mut got).await.1, "i");
     a.crash();
 }
@@ -175,7 +175,7 @@ async fn an_activity_that_another_process_scheduled_is_claimed_with_one_request(
     let (item, ..) = worker.fetch_work_item(LONG, NOW, None, &TagFilter::Any).await.unwrap().expect("it is there");
     assert_eq!(instance_of(&item), "i");
     let requests = fixture.account.stats_of("worker").items().requests - before;
-    assert_eq!(requests, 2, "a look and the claim");
+    assert_eq!(requests, 2, "a query and the claim");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -304,20 +304,20 @@ async fn a_completion_is_found_although_its_wake_up_was_overwritten_and_another_
     }
     let is_wakeup = |request: &WireRequest<'_>| request.document_id == Some("wakeup") && request.method == "GET";
     let deaf = fixture.account.wire().add(WireRule::new(WireAction::FailConnection).client("a").matching(is_wakeup));
-    let rings = || async {
-        let bells = fixture.documents().await.into_iter().filter(|document| document["type"] == "wakeup");
-        bells.map(|bell| bell["wakeupId"].clone()).map(|ring| ring.to_string()).collect::<BTreeSet<_>>()
+    let wakeup_ids = || async {
+        let wakeups = fixture.documents().await.into_iter().filter(|document| document["type"] == "wakeup");
+        wakeups.map(|wakeup| wakeup["wakeupId"].clone()).map(|id| id.to_string()).collect::<BTreeSet<_>>()
     };
     for worker in &workers {
-        let before = rings().await;
+        let before = wakeup_ids().await;
         let (work, token, _) = next_activity(worker, LONG).await;
         worker.ack_work_item(&token, Some(done(&instance_of(&work), 2))).await.unwrap();
-        let rung = async {
-            while rings().await == before {
+        let sent = async {
+            while wakeup_ids().await == before {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, rung).await.expect("a ring");
+        tokio::time::timeout(PATIENCE, sent).await.expect("a wake-up");
     }
     deaf.remove();
     let heard: BTreeSet<Fetched> = [next(&mut got).await, next(&mut got).await].into();
@@ -344,9 +344,9 @@ async fn a_provider_sends_wake_ups_after_the_runtime_that_sent_the_first_ones_wa
         });
         fixture.container().await.create_item("$d:fleet", &format!("member:{name}"), &member, None).await.unwrap();
         let key = format!("$b:{name}");
-        let bell =
+        let wakeup =
             serde_json::json!({ "id": "wakeup", "instanceId": key, "type": "wakeup", "wakeupId": "", "from": name });
-        fixture.container().await.create_item(key.clone(), "wakeup", &bell, None).await.unwrap();
+        fixture.container().await.create_item(key.clone(), "wakeup", &wakeup, None).await.unwrap();
     }
     let enqueues = client.clone();
     on_a_runtime_that_ends(move || async move {

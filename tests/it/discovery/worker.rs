@@ -136,5 +136,5 @@ pub fn instance_in(range: (u64, u64), salt: &str) -> String {
 }
 
 pub async fn next(got: &mut mpsc::UnboundedReceiver<Fetched>) -> Fetched {
-    tokio::time::timeout(PATIENCE, got.recv()).await.expect("somebody gets it").expect("members are there")
+    tokio::time::timeout(PATIENCE, got.recv()).await.expect("a worker gets it").expect("members are there")
 }

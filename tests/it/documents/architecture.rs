@@ -137,7 +137,8 @@ fn dependencies() -> BTreeMap<(String, String), BTreeSet<String>> {
         for name in names_after_crate(&code(path)) {
             let defined = ROOT_NAMES.iter().find(|(root_name, _)| *root_name == name).map(|(_, module)| *module);
             let to = defined.unwrap_or(&name).to_owned();
-            if modules.contains(&to) && to != from {
+            assert!(modules.contains(&to), "{} uses crate::{name}: add it to ROOT_NAMES", path.display());
+            if to != from {
                 let file = path.strip_prefix(root()).expect("a file of src").display().to_string();
                 found.entry((from.clone(), to)).or_default().insert(file);
             }

@@ -95,7 +95,7 @@ fn the_worker_gets_variables_that_it_reads_and_no_secret() {
     for variable in in_template {
         let read_by_provider = VARIABLES.lines().any(|line| line.starts_with(&format!("{variable}=")));
         let read_by_worker = WORKER.contains(&format!("env = \"{variable}\""));
-        assert!(read_by_provider || read_by_worker, "nobody reads {variable}");
+        assert!(read_by_provider || read_by_worker, "no code reads {variable}");
         assert!(!["COSMOS_KEY", "COSMOS_CONNECTION_STRING", "AZURE_CLIENT_SECRET"].contains(&variable), "{variable}");
     }
     assert_holds(TEMPLATE, "{ name: 'COSMOS_CREDENTIAL', value: 'managed_identity' }");

@@ -119,7 +119,7 @@ async fn a_bulk_deletion_continues_past_instances_that_it_cannot_delete() {
     let mut there = admin(&a).list_instances().await.unwrap();
     there.sort();
     assert_eq!(there, ["i7", "i9"]);
-    assert!(fixture.documents().await.iter().all(|d| d.get("deleting").is_none()), "their marks are off");
+    assert!(fixture.documents().await.iter().all(|d| d.get("deleting").is_none()), "no instance is prepared any more");
     assert_eq!(admin(&a).delete_instance_bulk(everything(1_000)).await.unwrap().instances_deleted, 2);
     assert_nothing_left(&fixture, "at last").await;
 }

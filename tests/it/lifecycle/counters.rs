@@ -375,16 +375,16 @@ async fn a_fold_that_a_deletion_interrupts_is_counted_once() {
     for n in 0..COUNT {
         admin(&b).prune_executions(&format!("i{n}"), PruneOptions::default()).await.unwrap();
     }
-    let (seal, erasure) = (Gate::new(), Gate::new());
+    let (fold, erasure) = (Gate::new(), Gate::new());
     let to_i0 = |action| WireRule::new(action).matching(|r| goes_to(r, "i0"));
-    fixture.account.wire().add(to_i0(WireAction::HoldBefore(seal.clone())).client("b").on(RequestKind::Replace));
+    fixture.account.wire().add(to_i0(WireAction::HoldBefore(fold.clone())).client("b").on(RequestKind::Replace));
     fixture.account.wire().add(to_i0(WireAction::HoldBefore(erasure.clone())).client("a").on(RequestKind::Batch));
     admin(&b).get_system_metrics().await.unwrap();
-    seal.reached().await;
+    fold.reached().await;
     let a = fixture.provider("a").await;
     let deletion = tokio::spawn(async move { admin(&a).delete_instance("i0", false).await });
     erasure.reached().await;
-    seal.open();
+    fold.open();
     let others_are_counted = async {
         loop {
             let counters = fixture.partition("$d:metrics").await.pop().unwrap();

@@ -153,7 +153,7 @@ async fn a_start_for_a_deleted_instance_that_is_not_erased_yet_begins_a_complete
     let (a, b) = (fixture.provider("a").await, fixture.provider("b").await);
     finish_after(&b, "i", 3, 10).await;
     // `a` crashes right after the commit, which is the second write of the instance's document.
-    let decided = WireRule::new(WireAction::FailConnection).client("a").matching(about_items);
+    let committed = WireRule::new(WireAction::FailConnection).client("a").matching(about_items);
     let writes = WireRule::new(WireAction::DelayAnswer(NOW)).client("a").on(RequestKind::Replace);
     let writes = fixture.account.wire().add(writes);
     let deleting = async {
@@ -164,7 +164,7 @@ async fn a_start_for_a_deleted_instance_that_is_not_erased_yet_begins_a_complete
         }
     };
     deleting.await;
-    fixture.account.wire().add(decided);
+    fixture.account.wire().add(committed);
     writes.remove();
     // The clocks of two processes order their writes, but not within a millisecond.
     tokio::time::sleep(std::time::Duration::from_millis(5)).await;

@@ -104,7 +104,7 @@ async fn refused(fixture: &Fixture, deleter: &CosmosDBProvider, force: bool) -> 
     assert!(error.message.contains("sender") && error.message.contains("could not be delivered"), "{error:?}");
     assert!(error.message.contains("Nothing was deleted"), "{error:?}");
     assert_eq!(admin(deleter).get_instance_info("sender").await.unwrap().status, "Completed");
-    assert!(!fixture.documents_of_type("sender", "intent").await.is_empty(), "the message is still owed");
+    assert!(!fixture.documents_of_type("sender", "intent").await.is_empty(), "the message is still pending");
     error
 }
 

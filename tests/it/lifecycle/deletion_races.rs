@@ -70,7 +70,7 @@ async fn a_running_turn_of_a_deleted_instance_is_lost_and_stores_nothing() {
     let ended = ended("ContinuedAsNew");
     let (work, messages) = (vec![activity("i", 2)], vec![continue_as_new("i"), timer]);
     let acked = commit(&worker, &token, vec![filler("i", 1, 2)], work, messages, ended).await;
-    let error = acked.expect_err("the lock went with the mark");
+    let error = acked.expect_err("the preparation has removed the lock");
     assert!(!error.is_retryable() && error.message.contains("lock"), "{error:?}");
     assert!(worker.renew_orchestration_item_lock(&token, LONG).await.is_err());
     // In the meantime a client starts the next instance of this name.
@@ -130,7 +130,7 @@ async fn a_child_that_ends_while_its_parent_is_erased_leaves_it_no_message() {
     };
     let events = vec![started("child", 1), completed("child", 1, 2)];
     commit(&worker, &token, events, Vec::new(), vec![completion], ended("Completed")).await.unwrap();
-    assert_eq!(fixture.documents_of_type("i", "message").await.len(), 1, "delivered after the erasure's look");
+    assert_eq!(fixture.documents_of_type("i", "message").await.len(), 1, "delivered after the query of the erasure");
     finish_deletion(gate, deletion).await;
     // The marker stays for a day: the child may deliver its completion again.
     let left = fixture.partition("i").await;
@@ -252,7 +252,7 @@ async fn events_that_are_raised_before_the_commit_are_deleted_with_the_instance(
         fixture.account.wire().add(check.skip(2));
         let deletion = tokio::spawn(async move { admin(&deleter).delete_instance("i", true).await });
         gate.reached().await;
-        assert!(fixture.documents_of_type("i", "instance").await[0].get("deleting").is_some(), "marked");
+        assert!(fixture.documents_of_type("i", "instance").await[0].get("deleting").is_some(), "prepared");
         if a_second_later {
             next_second().await;
         }

@@ -53,9 +53,9 @@ async fn a_large_deletion_that_makes_progress_is_not_aborted_by_another_one_of_t
     make_tree(&fixture, &a, "root", 250, 20).await;
     // Preparing takes longer than another deletion waits for an abandoned one.
     let slow = WireRule::new(WireAction::Delay(Duration::from_millis(600))).client("a").on(RequestKind::Replace);
-    let marks = fixture.account.wire().add(slow);
+    let preparations = fixture.account.wire().add(slow);
     let second = async {
-        marks.wait_for_hits(40).await;
+        preparations.wait_for_hits(40).await;
         admin(&b).delete_instance("root", false).await
     };
     let (first, second) = tokio::join!(admin(&a).delete_instance("root", false), second);
@@ -99,11 +99,11 @@ async fn a_container_full_of_prepared_instances_is_listed_with_one_query_per_del
     make_tree(&fixture, &a, "root", 60, 10).await;
     let b = fixture.provider("b").await;
     // `a` crashes when all instances are prepared and the deletion is not committed.
-    let marks = WireRule::new(WireAction::Delay(NOW)).client("a").on(RequestKind::Replace);
-    let marks = fixture.account.wire().add(marks);
+    let preparations = WireRule::new(WireAction::Delay(NOW)).client("a").on(RequestKind::Replace);
+    let preparations = fixture.account.wire().add(preparations);
     tokio::select! {
         biased;
-        () = marks.wait_for_hits(61) => {}
+        () = preparations.wait_for_hits(61) => {}
         deleted = admin(&a).delete_instance("root", false) => panic!("it was to die: {deleted:?}"),
     }
     drop(a);

@@ -17,8 +17,8 @@ async fn messages_after_a_start_arrive_even_if_the_erasure_sees_them() {
     let (_, token, _) = next_turn(&worker, LONG).await;
     // The query of the erasure.
     let gate = Gate::new();
-    let look = WireRule::new(WireAction::HoldBefore(gate.clone())).client("deleter").on(RequestKind::Query);
-    fixture.account.wire().add(look.matching(|request| goes_to(request, "i")).times(1));
+    let query = WireRule::new(WireAction::HoldBefore(gate.clone())).client("deleter").on(RequestKind::Query);
+    fixture.account.wire().add(query.matching(|request| goes_to(request, "i")).times(1));
     let deletion = tokio::spawn(async move { admin(&deleter).delete_instance("i", true).await });
     gate.reached().await;
     assert_eq!(fixture.documents_of_type("i", "instance").await[0]["deleting"]["state"], "committed");
@@ -123,19 +123,19 @@ async fn a_child_whose_start_is_delivered_after_the_commit_begins() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_for_an_instance_that_the_deletion_does_not_delete_arrives() {
     let fixture = Fixture::new(2);
-    let (doomed, worker, deleter) =
-        (fixture.provider("doomed").await, fixture.provider("worker").await, fixture.provider("deleter").await);
-    doomed.enqueue_for_orchestrator(start("sender"), None).await.unwrap();
-    let (_, senders, _) = next_turn(&doomed, LONG).await;
+    let (crashing, worker, deleter) =
+        (fixture.provider("crashing").await, fixture.provider("worker").await, fixture.provider("deleter").await);
+    crashing.enqueue_for_orchestrator(start("sender"), None).await.unwrap();
+    let (_, senders, _) = next_turn(&crashing, LONG).await;
     worker.enqueue_for_orchestrator(start("other"), None).await.unwrap();
     let (_, others, _) = next_turn(&worker, LONG).await;
-    let blocked = fixture.block("doomed", "other", WireAction::FailConnection);
+    let blocked = fixture.block("crashing", "other", WireAction::FailConnection);
     let events = vec![started("sender", 1), completed("sender", 1, 2)];
     let messages = vec![external("other", "hello")];
-    commit(&doomed, &senders, events, Vec::new(), messages, ended("Completed")).await.unwrap();
+    commit(&crashing, &senders, events, Vec::new(), messages, ended("Completed")).await.unwrap();
     blocked.wait_for_hits(1).await;
-    fixture.cut("doomed", 0);
-    assert_eq!(fixture.documents_of_type("sender", "intent").await.len(), 1, "still owed");
+    fixture.cut("crashing", 0);
+    assert_eq!(fixture.documents_of_type("sender", "intent").await.len(), 1, "still pending");
     let set = ["sender".to_owned(), "other".to_owned()];
     let deleted = admin(&deleter).delete_instances_atomic(&set, false).await.unwrap();
     assert_eq!(deleted.instances_deleted, 1, "the other one is left alone");
@@ -172,7 +172,7 @@ async fn a_new_instance_of_a_name_that_retention_deleted_has_its_whole_retention
     let now = u64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
     assert!(
         !ended.ends_with('s') || time + 60_000 > now,
-        "it ended a moment ago, and the mark proves that it was {} s ago",
+        "it ended a moment ago, and the time of Cosmos DB says that it was {} s ago",
         (now - time) / 1_000
     );
 }
@@ -191,8 +191,8 @@ async fn a_child_whose_start_is_delivered_in_the_second_of_the_commit_begins() {
         assert_eq!(item.instance, "sender");
         let delivery = Gate::new();
         fixture.block("worker", "i", WireAction::HoldBefore(delivery.clone()));
-        let look = Gate::new();
-        let rule = WireRule::new(WireAction::HoldBefore(look.clone())).client("deleter").on(RequestKind::Query);
+        let query = Gate::new();
+        let rule = WireRule::new(WireAction::HoldBefore(query.clone())).client("deleter").on(RequestKind::Query);
         fixture.account.wire().add(rule.matching(|request| goes_to(request, "i")).times(1));
         next_second().await;
         // The parent's turn is committed, and its child's start is on its way.
@@ -205,9 +205,9 @@ async fn a_child_whose_start_is_delivered_in_the_second_of_the_commit_begins() {
         // The old instance of that name is deleted: the deletion is committed and about to query the documents to
         // erase.
         let deletion = tokio::spawn(async move { admin(&deleter).delete_instance("i", true).await });
-        reached(&look).await;
-        let decided = fixture.documents_of_type("i", "instance").await.remove(0);
-        assert_eq!(decided["deleting"]["state"], "committed");
+        reached(&query).await;
+        let committed = fixture.documents_of_type("i", "instance").await.remove(0);
+        assert_eq!(committed["deleting"]["state"], "committed");
         assert!(fixture.documents_of_type("i", "message").await.is_empty(), "nothing is delivered before the decision");
         delivery.open();
         committing.await.unwrap().unwrap();
@@ -216,8 +216,8 @@ async fn a_child_whose_start_is_delivered_in_the_second_of_the_commit_begins() {
             tokio::time::sleep(Duration::from_millis(5)).await;
             messages = fixture.documents_of_type("i", "message").await;
         }
-        let same_second = messages[0]["_ts"].as_u64() <= decided["_ts"].as_u64();
-        look.open();
+        let same_second = messages[0]["_ts"].as_u64() <= committed["_ts"].as_u64();
+        query.open();
         deletion.await.unwrap().unwrap();
         if !same_second {
             continue;
@@ -244,20 +244,20 @@ async fn a_deletion_that_crashed_before_its_commit_is_aborted_whatever_its_clock
     finish(&worker, "i", None).await;
     let operator = fixture.provider_with("operator", test_config().with_clock(off_by(WEEK))).await;
     let gate = Gate::new();
-    let mark = WireRule::new(WireAction::HoldAfter(gate.clone())).client("operator").on(RequestKind::Replace);
-    fixture.account.wire().add(mark.matching(|request| goes_to(request, "i")).times(1));
+    let preparation = WireRule::new(WireAction::HoldAfter(gate.clone())).client("operator").on(RequestKind::Replace);
+    fixture.account.wire().add(preparation.matching(|request| goes_to(request, "i")).times(1));
     let deletion = tokio::spawn(async move { admin(&operator).delete_instance("i", false).await });
     reached(&gate).await;
     fixture.cut("operator", 0);
     deletion.abort();
     let document = fixture.documents_of_type("i", "instance").await.remove(0);
-    assert!(document["deleting"].is_object(), "it is marked: {document}");
+    assert!(document["deleting"].is_object(), "it is prepared: {document}");
     // Another deletion waits for three seconds, and a worker for thirty.
     let time = Duration::from_secs(15);
     let brief = test_config().with_operation_timeout(time).with_request_timeout(Duration::from_secs(5));
     let other = fixture.provider_with("other", brief).await;
     let deleted = admin(&other).delete_instance("i", false).await;
-    assert_eq!(deleted.expect("nobody goes on with the first deletion").instances_deleted, 1);
+    assert_eq!(deleted.expect("no process continues the first deletion").instances_deleted, 1);
 }
 
 /// The clock of an operator may also be behind. By other clocks its last progress is then long ago.
@@ -270,8 +270,8 @@ async fn a_deletion_that_makes_progress_is_not_aborted_whatever_its_clock_says()
     worker.enqueue_for_orchestrator(external("i", "late"), None).await.unwrap();
     let operator = fixture.provider_with("operator", test_config().with_clock(off_by(-TEN_MINUTES))).await;
     let gate = Gate::new();
-    let mark = WireRule::new(WireAction::HoldAfter(gate.clone())).client("operator").on(RequestKind::Replace);
-    fixture.account.wire().add(mark.times(1));
+    let preparation = WireRule::new(WireAction::HoldAfter(gate.clone())).client("operator").on(RequestKind::Replace);
+    fixture.account.wire().add(preparation.times(1));
     let deletion = tokio::spawn(async move { admin(&operator).delete_instance("i", false).await });
     reached(&gate).await;
     // A worker meets the prepared instance.

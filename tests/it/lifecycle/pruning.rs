@@ -206,12 +206,12 @@ async fn erased_beside_a_crash(reads: u64) -> bool {
     fixture.account.wire().add(rule.times(1));
     let dying = tokio::spawn(async move { admin(&dying).prune_executions("i", keep_last(1)).await });
     reached(&decision).await;
-    let look = Gate::new();
-    let rule = WireRule::new(WireAction::HoldBefore(look.clone())).client("other").on(RequestKind::Read);
+    let query = Gate::new();
+    let rule = WireRule::new(WireAction::HoldBefore(query.clone())).client("other").on(RequestKind::Read);
     fixture.account.wire().add(rule.matching(|request| goes_to(request, "i")).skip(reads).times(1));
     let mut pruning = tokio::spawn(async move { admin(&other).prune_executions("i", keep_last(5)).await });
     tokio::select! {
-        () = reached(&look) => {}
+        () = reached(&query) => {}
         pruned = &mut pruning => {
             pruned.unwrap().unwrap();
             return false;
@@ -222,7 +222,7 @@ async fn erased_beside_a_crash(reads: u64) -> bool {
     decision.open();
     death.wait_for_hits(1).await;
     dying.abort();
-    look.open();
+    query.open();
     pruning.await.unwrap().unwrap();
     let instance = fixture.documents_of_type("i", "instance").await.pop().unwrap();
     assert!(instance["pruning"].is_null(), "after {reads} reads: {instance}");

@@ -162,7 +162,7 @@ async fn removing_a_start_does_not_undo_a_committed_deletion() {
     deletion.abort();
     drop(operator.drop_start("x").await);
     let info = admin(&operator).get_instance_info("y").await;
-    assert!(info.is_err(), "a deletion that was decided is undone for y: {info:?}");
+    assert!(info.is_err(), "a committed deletion is undone for y: {info:?}");
     // The next call continues the deletion.
     if let Err(error) = admin(&operator).delete_instance("y", false).await {
         assert!(error.message.contains("not found"), "{error:?}");

@@ -202,9 +202,10 @@ async fn run_again(instance: &'static str, metadata: ExecutionMetadata) -> Vec<S
     time.pass(2 * HOUR);
     let gate = Gate::new();
     // The first instance of a set is read before it is prepared, and the others are not.
-    let mark = WireRule::new(WireAction::HoldBefore(gate.clone())).client("p").times(1);
-    let mark = if instance == "a" { mark.on(RequestKind::Read) } else { mark.on(RequestKind::Replace) };
-    fixture.account.wire().add(mark.matching(move |request| goes_to(request, instance)));
+    let preparation = WireRule::new(WireAction::HoldBefore(gate.clone())).client("p").times(1);
+    let preparation =
+        if instance == "a" { preparation.on(RequestKind::Read) } else { preparation.on(RequestKind::Replace) };
+    fixture.account.wire().add(preparation.matching(move |request| goes_to(request, instance)));
     let round = tokio::spawn(async move { provider.apply_retention().await });
     gate.reached().await;
     let other = time.provider(&fixture, "other", Retention::default()).await;

@@ -48,16 +48,16 @@ async fn a_shutdown_releases_locks_although_a_poll_gets_no_answer() {
     let a = Arc::new(fixture.provider("a").await);
     begin(a.as_ref(), INSTANCE, vec![activity(INSTANCE, 2)], Vec::new()).await;
     next_activity(a.as_ref(), LONG).await;
-    let (looks, fleet) = (Gate::new(), Gate::new());
+    let (polls, members) = (Gate::new(), Gate::new());
     let hold = |gate: &Gate| WireRule::new(WireAction::HoldBefore(gate.clone())).on(RequestKind::Query).client("a");
-    fixture.account.wire().add(hold(&looks).matching(|request| request.partition_range.is_some()));
-    fixture.account.wire().add(hold(&fleet).matching(|request| goes_to(request, "$d:fleet")));
+    fixture.account.wire().add(hold(&polls).matching(|request| request.partition_range.is_some()));
+    fixture.account.wire().add(hold(&members).matching(|request| goes_to(request, "$d:fleet")));
     fixture.account.wire().add(WireRule::new(WireAction::Delay(Duration::from_millis(20))).client("a"));
     let waiting = tokio::spawn({
         let a = a.clone();
         async move { a.fetch_orchestration_item(LONG, PATIENCE, None).await }
     });
-    looks.reached().await;
+    polls.reached().await;
     a.shutdown_within(Duration::from_secs(2)).await;
     let work = fixture.documents_of_type(INSTANCE, "activity").await;
     assert!(work[0].get("lock").is_none_or(serde_json::Value::is_null), "{work:?}");

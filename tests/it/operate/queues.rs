@@ -49,7 +49,7 @@ async fn queues_show_waiting_work_its_age_and_running_work() {
 async fn members_are_the_workers_whose_dispatchers_wait() {
     let fixture = Fixture::new(1);
     let runner = Arc::new(fixture.provider("runner").await);
-    assert!(runner.members().await.unwrap().is_empty(), "nobody has waited yet");
+    assert!(runner.members().await.unwrap().is_empty(), "no dispatcher has waited yet");
     let waiting = runner.clone();
     let task = tokio::spawn(async move { waiting.fetch_orchestration_item(LONG, PATIENCE, None).await });
     let there = async {

@@ -123,10 +123,10 @@ async fn instances_are_listed_although_the_coordinator_of_a_deletion_cannot_be_r
     let fixture = Fixture::new(1);
     let provider = fixture.provider("one").await;
     finish(&provider, "good", None).await;
-    finish(&provider, "marked", None).await;
+    finish(&provider, "prepared", None).await;
     finish(&provider, "coordinator", None).await;
-    let mark = json!({ "plan": "p", "coordinator": "coordinator", "before": "" });
-    fixture.change("marked", "instance", |document| document["deleting"] = mark.clone()).await;
+    let deleting = json!({ "plan": "p", "coordinator": "coordinator", "before": "" });
+    fixture.change("prepared", "instance", |document| document["deleting"] = deleting.clone()).await;
     fixture.change("coordinator", "instance", |document| document["execution"] = json!("one")).await;
     let fresh = fixture.provider("two").await;
     let ids = admin(&fresh).list_instances().await.expect("a list");

@@ -272,8 +272,8 @@ async fn processes_that_find_the_same_late_messages_share_them() {
         let before = sent();
         let mut rounds = 0;
         while !intents(&fixture).await.is_empty() {
-            let looks = join_all(providers.iter().map(CosmosDBProvider::reconcile)).await;
-            assert!(looks.iter().all(Result::is_ok));
+            let results = join_all(providers.iter().map(CosmosDBProvider::reconcile)).await;
+            assert!(results.iter().all(Result::is_ok));
             rounds += 1;
         }
         assert!(rounds <= 2, "{rounds} rounds");

@@ -218,7 +218,7 @@ pub async fn nothing_is_left(fixture: &Fixture) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    let documents = tokio::time::timeout(PATIENCE, settled).await.expect("nobody holds anything");
+    let documents = tokio::time::timeout(PATIENCE, settled).await.expect("no document is locked");
     let instance = documents.iter().find(|document| document["type"] == "instance").expect("the instance");
     assert!(instance["due"].is_null(), "{instance}");
     assert_eq!(instance["status"], "Completed");

@@ -82,12 +82,12 @@ async fn an_inline_claim_for_a_dispatcher_that_has_gone_is_released_without_coun
         reached(&held).await;
         waiting.iter().for_each(tokio::task::AbortHandle::abort);
         held.open();
-        let given_back = async {
+        let released = async {
             while fixture.partition(INSTANCE).await.iter().any(|document| !document["lock"].is_null()) {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, given_back).await.expect("it is given back");
+        tokio::time::timeout(PATIENCE, released).await.expect("it is released");
         let other = fixture.provider("other").await;
         let attempts = match step {
             1 => next_activity(&other, LONG).await.2,
@@ -166,12 +166,12 @@ async fn an_activity_claim_that_no_fetch_picks_up_is_released() {
     let (_, token, _) = next_activity(&provider, LONG).await;
     provider.ack_work_item(&token, Some(done(INSTANCE, 2))).await.unwrap();
     let locked = |documents: &[Value]| documents.iter().any(|document| !document["lock"].is_null());
-    let given_back = async {
+    let released = async {
         while locked(&fixture.documents_of_type(INSTANCE, "activity").await) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, given_back).await.expect("it is given back");
+    tokio::time::timeout(PATIENCE, released).await.expect("it is released");
     let (_, _, attempts) = next_activity(&fixture.provider("other").await, LONG).await;
     assert_eq!(attempts, 1);
 }

@@ -118,10 +118,10 @@ async fn a_claim_that_arrives_after_its_caller_has_given_up_is_released_without_
 /// A worker crashes between its claim and the query that would show that no turn can run.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_next_poll_removes_a_lock_that_a_dead_worker_left_on_a_name_without_an_instance() {
-    const NOBODY: &str = "nobody yet";
+    const UNSTARTED: &str = "not started";
     let fixture = Fixture::new(1);
     let (a, b) = (fixture.provider("a").await, fixture.provider("b").await);
-    b.enqueue_for_orchestrator(external(NOBODY, "news"), None).await.unwrap();
+    b.enqueue_for_orchestrator(external(UNSTARTED, "news"), None).await.unwrap();
     let claimed = Gate::new();
     let hold = WireRule::new(WireAction::HoldAfter(claimed.clone())).on(RequestKind::Create).client("a");
     fixture.account.wire().add(hold);
@@ -129,10 +129,10 @@ async fn the_next_poll_removes_a_lock_that_a_dead_worker_left_on_a_name_without_
     claimed.reached().await;
     fixture.cut("a", 0);
     dies.abort();
-    assert_eq!(fixture.documents_of_type(NOBODY, "instance").await.len(), 1, "what the claim has made");
+    assert_eq!(fixture.documents_of_type(UNSTARTED, "instance").await.len(), 1, "what the claim has made");
     let is_locked = || async {
         let document =
-            fixture.documents_of_type(NOBODY, "instance").await.pop().expect("it marks that a message is parked");
+            fixture.documents_of_type(UNSTARTED, "instance").await.pop().expect("it says that a message is deferred");
         !document["lock"].is_null()
     };
     let gone = async {
@@ -142,7 +142,7 @@ async fn the_next_poll_removes_a_lock_that_a_dead_worker_left_on_a_name_without_
         }
     };
     tokio::time::timeout(PATIENCE, gone).await.expect("the lock that was left goes");
-    b.enqueue_for_orchestrator(start(NOBODY), None).await.unwrap();
+    b.enqueue_for_orchestrator(start(UNSTARTED), None).await.unwrap();
     let (item, _, attempts) = next_turn(&b, LONG).await;
     assert_eq!((item.messages.len(), attempts), (2, 1), "{:?}", item.messages);
 }
@@ -196,10 +196,7 @@ async fn a_claimed_start_is_polled_after_its_lock_or_its_delay_until_a_turn_is_c
     a.abandon_orchestration_item(&token, Some(DELAY), false).await.unwrap();
     let message = fixture.documents_of_type(INSTANCE, "message").await.pop().expect("the start");
     let (lock, due) = claim(&instance().await);
-    assert!(
-        lock.is_none() && due > message["due"].as_u64(),
-        "nobody looks before the start is there: {due:?} {message}"
-    );
+    assert!(lock.is_none() && due > message["due"].as_u64(), "no poll before the start is due: {due:?} {message}");
 
     let (_, token, attempts) = next_turn(&b, LONG).await;
     assert_eq!(attempts, 2);

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-const UNSTARTED: &str = "nobody yet";
+const UNSTARTED: &str = "not started";
 
 /// More messages than two batches can take.
 const MANY: usize = 250;
@@ -62,7 +62,7 @@ async fn shell(fixture: &Fixture) -> Option<Value> {
 }
 
 async fn assert_deferred(fixture: &Fixture, messages: usize) {
-    let shell = shell(fixture).await.expect("a mark in the partition");
+    let shell = shell(fixture).await.expect("a document in the partition");
     assert!(shell["deferred"] == true && shell["lock"].is_null() && shell["claims"].is_null(), "{shell}");
     let waiting = fixture.documents_of_type(UNSTARTED, "message").await;
     assert_eq!(waiting.len(), messages);
@@ -124,7 +124,7 @@ async fn a_message_without_an_instance_is_claimed_once_and_costs_nothing_from_th
             assert!(fetched.is_none());
         }
     }
-    assert_eq!(requests.load(Ordering::Relaxed), before, "nobody asks for it");
+    assert_eq!(requests.load(Ordering::Relaxed), before, "no process asks for it");
     assert!(fixture.account.stats_of("b").of(RequestKind::Query).requests > looked + 5, "they did poll");
 }
 
@@ -199,15 +199,15 @@ async fn hundreds_of_names_without_an_instance_do_not_hide_a_start() {
     let fixture = Fixture::new(1);
     let (a, b) = (fixture.provider("a").await, fixture.provider("b").await);
     for name in 0..NAMES {
-        a.enqueue_for_orchestrator(external(&format!("nobody {name}"), "news"), None).await.unwrap();
+        a.enqueue_for_orchestrator(external(&format!("not started {name}"), "news"), None).await.unwrap();
     }
     assert_no_turn(&a).await;
     let documents = fixture.documents().await;
     assert_eq!(documents.iter().filter(|document| document["deferred"] == true).count(), NAMES);
-    a.enqueue_for_orchestrator(start("somebody"), None).await.unwrap();
+    a.enqueue_for_orchestrator(start("started"), None).await.unwrap();
     let before = fixture.account.stats_of("b").items().requests;
-    let (item, ..) = b.fetch_orchestration_item(LONG, NOW, None).await.unwrap().expect("the start at the first look");
-    assert_eq!(item.instance, "somebody");
+    let (item, ..) = b.fetch_orchestration_item(LONG, NOW, None).await.unwrap().expect("the start at the first poll");
+    assert_eq!(item.instance, "started");
     let requests = fixture.account.stats_of("b").items().requests - before;
     assert!(requests <= 4, "{requests} requests");
 }
@@ -223,7 +223,7 @@ async fn a_process_that_defers_may_crash_at_any_request_and_the_start_gets_every
             let cut = fixture.cut_at("a", passing, carried_out);
             let ended = until_cut(a.fetch_orchestration_item(LONG, NOW, None), &cut).await;
             if let Ended::Returned(fetched) = ended {
-                assert!(passing >= 6, "a poll, a look, a claim, a query and three batches are cut: {passing}");
+                assert!(passing >= 6, "a poll, a read, a claim, a query and three batches are cut: {passing}");
                 assert!(fetched.unwrap().is_none());
                 assert_deferred(&fixture, MANY).await;
                 break;
@@ -273,15 +273,15 @@ async fn several_processes_that_poll_at_once_defer_every_message_once() {
         providers.push(Arc::new(fixture.provider(name).await));
     }
     send(&maker, 0..MANY).await;
-    let looks = providers.iter().cloned().map(|provider| {
+    let polls = providers.iter().cloned().map(|provider| {
         tokio::spawn(async move {
             // A process that finds the instance locked polls again while it waits.
             let fetched = provider.fetch_orchestration_item(LONG, Duration::from_secs(3), None).await.unwrap();
             assert!(fetched.is_none());
         })
     });
-    for look in looks.collect::<Vec<_>>() {
-        look.await.unwrap();
+    for poll in polls.collect::<Vec<_>>() {
+        poll.await.unwrap();
     }
     assert_deferred(&fixture, MANY).await;
     // The start is visible to all of them at once, too.

@@ -148,7 +148,7 @@ async fn a_call_dropped_after_any_number_of_polls_is_finished() {
                 assert!(polls > 1, "{call:?}: a call that never waits was not dropped at all");
                 break;
             }
-            goes_on(&a, call, &format!("{call:?}, hand-over: {inline_claims}, dropped after {polls} polls")).await;
+            goes_on(&a, call, &format!("{call:?}, inline claims: {inline_claims}, dropped after {polls} polls")).await;
         }
     }
 }
@@ -173,8 +173,9 @@ async fn drop_at((call, inline_claims): (Call, bool), passing: u64, before: bool
     }
     gate.open();
     let number = passing + 1;
-    let case =
-        format!("{call:?}, hand-over: {inline_claims}, dropped with request {number} held, before the store: {before}");
+    let case = format!(
+        "{call:?}, inline claims: {inline_claims}, dropped with request {number} held, before the store: {before}"
+    );
     goes_on(&a, call, &case).await;
     true
 }

@@ -108,7 +108,7 @@ async fn a_batch_comes_late(late: Late, end: End, new_owner: NewOwner) -> bool {
     let (held, activities) = match late {
         Late::Whole => (held, 10),
         Late::Part(part) => (held.skip(part), 1_000),
-        Late::Commit => (held.matching(|request| commits_parts(request)), 1_000),
+        Late::Commit => (held.matching(commits_parts), 1_000),
     };
     fixture.account.wire().add(held);
     let (owner, stale) = (a.clone(), token.clone());
@@ -219,7 +219,7 @@ async fn an_expired_token_is_refused_by_ack_and_renew_but_not_by_abandon_even_wi
         assert_refused(a.renew_orchestration_item_lock(&token, LONG).await);
         assert_refused(Delta::failure(INSTANCE, 2).ack(&a, &token).await);
         assert_eq!(fixture.partition(INSTANCE).await, before);
-        a.abandon_orchestration_item(&token, delay, false).await.expect("an expired token can be given back");
+        a.abandon_orchestration_item(&token, delay, false).await.expect("an expired token can be released");
 
         let (item, token) = fetch_turn(&fixture.impatient_provider("b").await, LONG).await;
         assert_eq!(item.messages, [raised(INSTANCE, "paid")]);

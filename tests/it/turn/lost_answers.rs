@@ -161,7 +161,7 @@ async fn a_claim_whose_caller_has_gone_is_released_without_counting_an_attempt()
     fetching.abort();
     gate.open();
     let fetched = b.fetch_orchestration_item(LONG, PATIENCE, None).await.expect("a fetch");
-    let (item, token, attempts) = fetched.expect("a turn that nobody holds");
+    let (item, token, attempts) = fetched.expect("a turn without a lock");
     assert_eq!((item.messages, attempts), (vec![raised(INSTANCE, "paid")], 1));
     Delta::event(INSTANCE, 2, "paid").ack(&b, &token).await.expect("the turn commits");
 }
@@ -206,11 +206,11 @@ async fn a_turn_whose_release_lost_its_answer_can_be_fetched_when_it_is_due() {
     ] {
         let (fixture, a, b, token) = second_turn(LONG).await;
         let lost = fixture.lose(kind, times);
-        a.abandon_orchestration_item(&token, delay, true).await.expect("it is given back");
+        a.abandon_orchestration_item(&token, delay, true).await.expect("it is released");
         assert_eq!(lost.hits(), times);
         assert_refused(Delta::event(INSTANCE, 2, "paid").ack(&a, &token).await);
         let fetched = b.fetch_orchestration_item(LONG, PATIENCE, None).await.expect("a fetch");
-        let (item, token, attempts) = fetched.expect("a turn that nobody holds");
+        let (item, token, attempts) = fetched.expect("a turn without a lock");
         assert_eq!((item.messages, attempts), (vec![raised(INSTANCE, "paid")], 1));
         Delta::event(INSTANCE, 2, "paid").ack(&b, &token).await.expect("the turn commits");
         assert!(fetch_turn_now(&a, LONG).await.is_none(), "a message was handled twice");

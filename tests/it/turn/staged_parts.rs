@@ -43,7 +43,7 @@ async fn a_start_whose_first_turn_is_only_staged_is_listed_and_cannot_be_removed
     dead_turn(&fixture).await;
     let operator = fixture.impatient_provider("operator").await;
     assert!(operator.queued_start(INSTANCE).await.expect("an answer").is_some());
-    let error = operator.drop_start(INSTANCE).await.expect_err("its parts are to be swept first");
+    let error = operator.drop_start(INSTANCE).await.expect_err("its parts must be removed first");
     assert!(error.is_retryable(), "{error}");
     assert!(operator.queued_start(INSTANCE).await.expect("an answer").is_some());
 }
@@ -157,12 +157,12 @@ async fn the_staged_parts_of_a_turn_that_cosmos_db_refused_are_removed_without_a
     // duroxide's runtime records the failure with the same token, and the instance has ended.
     Delta::failure(INSTANCE, 1).ack(&a, &token).await.expect("the failure");
     let b = fixture.impatient_provider("b").await;
-    let swept = async {
+    let removed = async {
         while !fixture.documents_of_type(INSTANCE, "staged").await.is_empty() {
             assert!(b.fetch_orchestration_item(LONG, SHORT, None).await.expect("a fetch").is_none());
         }
     };
-    within("the sweep", swept).await;
+    within("the removal", removed).await;
     let instance = fixture.instance(INSTANCE).await;
     assert!(instance["staging"].is_null() && instance["due"].is_null() && instance["lock"].is_null(), "{instance}");
 }

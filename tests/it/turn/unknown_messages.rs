@@ -185,10 +185,7 @@ async fn an_inlined_message_that_cannot_be_read_stays_beside_hundreds_of_others(
     assert_eq!(item.messages, [external(NAME, "known")]);
     commit(&b, &token, vec![filler(NAME, 1, 2)], Vec::new(), Vec::new(), running()).await.unwrap();
     let left = fixture.documents_of_type(NAME, "message").await;
-    assert!(
-        left.iter().any(|message| message["id"] == *id),
-        "the enclosed message is left for a version that knows it"
-    );
+    assert!(left.iter().any(|message| message["id"] == *id), "the inlined message is left for a version that knows it");
     assert_eq!(left.len(), MANY);
 }
 

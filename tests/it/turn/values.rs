@@ -163,7 +163,7 @@ async fn a_cleared_key_leaves_no_document_once_its_execution_has_ended() {
     commit(&provider, &token, vec![started(INSTANCE, 2)], Vec::new(), Vec::new(), running()).await.unwrap();
     values(&provider, 2, vec![EventKind::KeyValuesCleared], running()).await;
     assert_eq!(provider.get_kv_value(INSTANCE, "kept").await.unwrap(), None);
-    provider.enqueue_for_orchestrator(external(INSTANCE, "look"), None).await.unwrap();
+    provider.enqueue_for_orchestrator(external(INSTANCE, "read"), None).await.unwrap();
     let (item, token, _) = next_turn(&provider, LONG).await;
     assert!(item.kv_snapshot.contains_key("kept"));
     provider.abandon_orchestration_item(&token, None, true).await.unwrap();

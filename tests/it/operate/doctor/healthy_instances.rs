@@ -73,7 +73,7 @@ async fn running_instances_have_no_findings_at_any_moment() {
         () = all_ended => {}
         () = looking => {}
     }
-    assert!(looked.into_inner() > INSTANCES, "somebody looked while they ran");
+    assert!(looked.into_inner() > INSTANCES, "the doctor diagnosed them while they ran");
     for runtime in runtimes {
         runtime.shutdown(None).await;
     }

@@ -39,12 +39,12 @@ async fn a_lost_instance_is_restored_after_a_worker_has_claimed_one_of_its_messa
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_instance_is_restored_over_a_document_that_claims_have_left() {
-    for parked in [false, true] {
+    for deferred in [false, true] {
         let fixture = Fixture::new(1);
         let before = without_its_document(&fixture, &fixture.provider("first").await).await;
         let mut left = json!({ "id": "instance", "instanceId": "i", "type": "instance", "execution": 1, "incarnation": "other",
                                "createdAt": now(), "updatedAt": now(), "startedAt": now(), "due": now() });
-        if parked {
+        if deferred {
             left["deferred"] = true.into();
             let item = serde_json::to_string(&external("i", "x")).unwrap();
             fixture
@@ -63,7 +63,7 @@ async fn a_lost_instance_is_restored_over_a_document_that_claims_have_left() {
         for field in ["execution", "status", "name", "version", "events", "totals", "epoch", "turn"] {
             assert_eq!(made[field], before[field], "{field}");
         }
-        assert_eq!((made["lock"].is_null(), made["deferred"] == true), (true, parked), "{made}");
+        assert_eq!((made["lock"].is_null(), made["deferred"] == true), (true, deferred), "{made}");
     }
 }
 

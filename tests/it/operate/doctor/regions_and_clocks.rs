@@ -64,7 +64,7 @@ async fn a_doctor_whose_region_has_only_some_parts_of_a_turn_schedules_no_activi
 async fn a_doctor_whose_clock_is_ahead_judges_by_the_time_of_cosmos_db() {
     let fixture = Fixture::new(1);
     let provider = fixture.provider("worker").await;
-    let ahead = fixture.provider_with("doctor", test_config().with_clock(off_by(2 * HOUR as i64))).await;
+    let ahead = fixture.provider_with("doctor", test_config().with_clock(off_by(2 * HOUR))).await;
     let takes = json!({ "any": false, "untagged": true, "tags": [] });
     waiting_activity(&fixture, &provider, takes).await;
     let detail = left_to_the_operator(&ahead, "i", Reason::Late).await;
@@ -87,7 +87,7 @@ async fn a_doctor_whose_clock_is_ahead_judges_by_the_time_of_cosmos_db() {
 async fn work_that_a_doctor_whose_clock_is_ahead_restores_is_due_at_once() {
     let fixture = Fixture::new(1);
     let provider = fixture.provider("worker").await;
-    let ahead = fixture.provider_with("doctor", test_config().with_clock(off_by(2 * HOUR as i64))).await;
+    let ahead = fixture.provider_with("doctor", test_config().with_clock(off_by(2 * HOUR))).await;
     first_turn(&provider, "i", vec![activity_scheduled("i", 2)]).await;
     repaired(&ahead, "i", Reason::LostActivity).await;
     let (item, ..) = next_activity(&fixture.provider("other").await, LONG).await;

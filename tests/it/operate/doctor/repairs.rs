@@ -180,22 +180,22 @@ async fn unreferenced_documents_are_deleted_and_foreign_documents_stay() {
         .await
         .unwrap();
     not_repairable(&provider, "i", Reason::Idle).await;
-    let strays = [
+    let unreferenced = [
         json!({ "id": "w:1:9", "instanceId": "i", "type": "activity", "due": 1, "seq": "1", "item": "{}" }),
         json!({ "id": "p:w:1:9", "instanceId": "i", "type": "payload", "item": "{}" }),
         json!({ "id": "s:dead:0", "instanceId": "i", "type": "staged", "operations": [] }),
     ];
-    for document in &strays {
+    for document in &unreferenced {
         fixture.put(document).await;
     }
     fixture.put(&json!({ "id": "note", "instanceId": "i", "text": "remember the milk" })).await;
     let diagnosis = diagnose(&provider, "i").await;
-    let strays =
+    let unreferenced =
         |diagnosis: &Diagnosis| reasons(diagnosis).iter().filter(|reason| **reason == Reason::Unreferenced).count();
-    assert_eq!(strays(&diagnosis), 4, "{diagnosis:#?}");
+    assert_eq!(unreferenced(&diagnosis), 4, "{diagnosis:#?}");
     let done = repair(&provider, &diagnosis).await;
     assert_eq!(done.done.len(), 3, "{done:#?}");
-    assert_eq!(strays(&done.after.unwrap()), 1);
+    assert_eq!(unreferenced(&done.after.unwrap()), 1);
     let left: Vec<String> = fixture.partition("i").await.iter().map(|document| document["type"].to_string()).collect();
     assert_eq!(left.iter().filter(|kind| *kind == "null").count(), 1, "{left:?}");
     assert_eq!(left.len(), 4, "the instance, its history of two turns, the note: {left:?}");
@@ -284,10 +284,10 @@ async fn interrupted_operations_are_continued() {
     assert!(fixture.documents_of_type("i", "staged").await.is_empty() && instance().await["rollForward"].is_null());
     assert_eq!(fixture.documents_of_type("i", "kv").await.len(), 1);
     // A prepared deletion whose coordinator does not know of it.
-    let mut marked = instance().await;
-    marked["deleting"] = json!({ "plan": "p", "coordinator": "gone", "before": "0" });
-    marked["due"] = json!(1);
-    fixture.put(&marked).await;
+    let mut prepared = instance().await;
+    prepared["deleting"] = json!({ "plan": "p", "coordinator": "gone", "before": "0" });
+    prepared["due"] = json!(1);
+    fixture.put(&prepared).await;
     let diagnosis = diagnose(&late, "i").await;
     assert_eq!(reasons(&diagnosis), [Reason::HalfDeleted], "{diagnosis:#?}");
     let done = repair(&late, &diagnosis).await;
