@@ -269,12 +269,20 @@ async fn an_unreadable_instance_does_not_prevent_the_erasure_of_the_others_of_it
     reached(&gate).await;
     deletion.abort();
     fixture.change("i050", "instance", |document| document["execution"] = json!("one")).await;
-    let error = admin(&b).delete_instances_atomic(&names[..1], true).await.expect_err("one can't be read");
-    assert!(error.message.contains("i050"), "{error:?}");
-    let mut left = Vec::new();
-    for name in &names {
-        if !fixture.is_erased(name).await {
-            left.push(name.as_str());
+    let mut left: Vec<&str> = names.iter().map(String::as_str).collect();
+    // Each call continues the recovery for two seconds. A busy machine needs more than one call.
+    for _ in 0..20 {
+        let error = admin(&b).delete_instances_atomic(&names[..1], true).await.expect_err("one can't be read");
+        assert!(error.message.contains("i050"), "{error:?}");
+        let mut remaining = Vec::new();
+        for name in left {
+            if !fixture.is_erased(name).await {
+                remaining.push(name);
+            }
+        }
+        left = remaining;
+        if left.len() == 2 {
+            break;
         }
     }
     assert_eq!(left, ["i000", "i050"], "the coordinator stays as long as one of its instances does");
