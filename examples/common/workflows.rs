@@ -14,11 +14,11 @@ pub const ORCHESTRATIONS: &[(&str, &str, &str)] = &[
         "waits up to an hour for the event `approval`, then ships; shows its progress as custom status",
     ),
     ("Batch", "a number", "runs this many activities of one second each in parallel"),
-    ("Family", "a number", "starts this many child orchestrations"),
+    ("Parent", "a number", "starts this many child orchestrations"),
     ("Countdown", "a number", "continues as new until it is one: one execution for each number"),
 ];
 
-/// The largest input of `Batch`, `Family` and `Countdown`.
+/// The largest input of `Batch`, `Parent` and `Countdown`.
 const MAX_INPUT: u32 = 1_000;
 
 /// The activities of these orchestrations.
@@ -43,7 +43,7 @@ pub fn orchestrations() -> OrchestrationRegistry {
         .register("Greeting", greeting)
         .register("Order", order)
         .register("Batch", batch)
-        .register("Family", family)
+        .register("Parent", parent)
         .register("Countdown", countdown)
         .build()
 }
@@ -71,7 +71,7 @@ async fn batch(ctx: OrchestrationContext, size: String) -> Result<String, String
     Ok(format!("{} of {size} items done", done.len()))
 }
 
-async fn family(ctx: OrchestrationContext, size: String) -> Result<String, String> {
+async fn parent(ctx: OrchestrationContext, size: String) -> Result<String, String> {
     let size = number(&size)?;
     let children =
         (1..=size).map(|child| ctx.schedule_sub_orchestration("Greeting", format!("child {child}"))).collect();

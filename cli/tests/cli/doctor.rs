@@ -7,7 +7,7 @@ use serde_json::Value;
 async fn the_doctor_names_the_damage_and_repairs_it_on_demand() {
     let fixture = Fixture::open().await;
     let runtime = fixture.start_worker().await;
-    fixture.complete("healthy", "Family", "2").await;
+    fixture.complete("healthy", "Parent", "2").await;
     fixture.start_order("order", "two books").await;
     let ran = fixture.run(&["doctor", "order"]).await;
     assert_eq!(ran.code, 0, "{ran:?}");
