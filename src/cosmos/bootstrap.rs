@@ -190,7 +190,7 @@ impl<'a> Opening<'a> {
         let problem = format!("{}, so two workers could commit the same turn", flaw.describe());
         let remedy = "Gateway 2.0 and the vNext emulator in Docker are known to do this: connect through the standard \
                       gateway (with_gateway_v2_disabled, for a client of your own), and use the local account of this \
-                      project in location of that emulator";
+                      project in place of that emulator";
         Err(self.unfit(problem, remedy.to_owned()))
     }
 

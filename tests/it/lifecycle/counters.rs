@@ -104,6 +104,8 @@ async fn metrics_and_depths_cost_the_same_with_ten_and_with_three_thousand_ended
     finish(&provider, "j0", None).await;
     fixture.copy_instance("j0", (11..3_000).map(|n| format!("i{n}"))).await;
     folded(&fixture, &provider, 3_000).await;
+    // The fold looks for more instances three seconds after its last step, and its lease lasts for five.
+    fold_lease_expired(&fixture).await;
     quiet_down(&fixture).await;
     assert_eq!(figures(&admin(&provider).get_system_metrics().await.unwrap()), completed_only(3_000));
     let many = cost(&fixture, &provider).await;
