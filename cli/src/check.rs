@@ -10,7 +10,7 @@ use duroxide_cosmos::{
 #[derive(Args)]
 pub struct Check {
     /// Tries out every assumption about the service with documents that it removes again. Takes some seconds and about
-    /// 2,600 RU (estimate from published prices, not measured on Azure). Modifies data
+    /// 2,100 RU (estimate from published prices, not measured on Azure). Modifies data
     #[arg(long)]
     deep: bool,
 }

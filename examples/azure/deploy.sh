@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Creates the same resources as main.bicep, with az commands that you can also read and paste one by one.
-# You can run the script again after a change. It keeps existing resources, and cannot change the partition key of a
-# container. docs/deployment.md describes the whole deployment.
+# Creates the resources of main.bicep, with az commands that you can also read and paste one by one. Only main.bicep sets
+# a liveness probe and a grace period. You can run the script again after a change. It turns the keys off, also on an
+# existing account: other applications that use a key lose access. It cannot change the partition key of a container.
+# docs/deployment.md describes the whole deployment.
 #
 #   ./deploy.sh <group> <account> [<image>]
 #

@@ -170,7 +170,7 @@ resource worker 'Microsoft.App/containerApps@2024-03-01' = if (!empty(image)) {
     }
     template: {
       // Longer than WORKER_GRACE_SECONDS, so that the worker can finish its work after SIGTERM.
-      terminationGracePeriodSeconds: 30
+      terminationGracePeriodSeconds: 40
       containers: [
         {
           name: 'worker'

@@ -65,8 +65,8 @@ impl CosmosDBProviderConfig {
     /// Sets the Azure region of this process, or the nearest one. The SDK reads from the account's regions in the
     /// order of their distance from it.
     ///
-    /// The SDK tries a region that it does not know first, and then follows the account's order. Writes always go to
-    /// the account's write region.
+    /// If the SDK does not know the name, it tries that region first and then follows the account's order. Writes
+    /// always go to the account's write region.
     #[must_use]
     pub fn with_region(self, region: impl Into<String>) -> Self {
         self.with_preferred_regions([region])

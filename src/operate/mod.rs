@@ -51,7 +51,7 @@ pub async fn check(config: &CosmosDBProviderConfig) -> Vec<Check> {
 /// Tests every assumption of the provider about Cosmos DB, one line for each. It runs [`check`] and then every query,
 /// every kind of write and batch, reads of each consistency, expiry, hash ranges and prices.
 ///
-/// It takes some seconds and about 2,600 RU (estimate from published prices, not measured on Azure). **Changes** the
+/// It takes some seconds and about 2,100 RU (estimate from published prices, not measured on Azure). **Changes** the
 /// container: it writes to a partition of its own, and deletes those documents.
 pub async fn check_deep(config: &CosmosDBProviderConfig) -> Vec<Check> {
     check::run(config, CheckDepth::Deep).await

@@ -275,7 +275,7 @@ async fn an_unreadable_instance_does_not_prevent_the_erasure_of_the_others_of_it
         let error = admin(&b).delete_instances_atomic(&names[..1], true).await.expect_err("one can't be read");
         assert!(error.message.contains("i050"), "{error:?}");
         let mut remaining = Vec::new();
-        for name in left {
+        for &name in &left {
             if !fixture.is_erased(name).await {
                 remaining.push(name);
             }
