@@ -5,9 +5,9 @@
 //! - **eventual** ([`Store::read_eventual`]): any replica may answer, however old its data. It has low priority.
 //! - **session** ([`Freshness::Session`]): any region may answer whose data includes all that this process has
 //!   written or seen.
-//! - **authoritative** ([`Freshness::Authoritative`]): the write region answers. Every decision of the
-//!   provider depends on such a read. A quorum read of another region may lack the newest write. Then a commit would look undone, or a lock
-//!   free.
+//! - **authoritative** ([`Freshness::Authoritative`]): the write region answers. Every decision of the provider depends
+//!   on such a read. A quorum read of another region may lack the newest write. Then a commit would look undone, or a
+//!   lock free.
 //!
 //! No option of a point read names the write region. A region that is preferred, hedged or failed over to for reads
 //! need not be the write region. A transactional batch goes to the write region only, so an authoritative read is a

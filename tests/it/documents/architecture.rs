@@ -1,5 +1,6 @@
 //! The layers of the library: dependencies point downwards only.
 
+use super::files;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
@@ -57,19 +58,11 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
 }
 
-/// Every source file below `folder`, without the test modules that are files of their own.
-fn sources(folder: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(folder).expect("a readable folder") {
-        let path = entry.expect("a readable entry").path();
-        let is_test = path.file_stem().is_some_and(|stem| stem == "tests");
-        if path.is_dir() && !is_test {
-            found.extend(sources(&path));
-        } else if !is_test && path.extension().is_some_and(|extension| extension == "rs") {
-            found.push(path);
-        }
-    }
-    found
+/// Every source file of the library, without the test modules that are files of their own.
+fn sources() -> Vec<PathBuf> {
+    let is_test = |path: &Path| path.iter().any(|part| part == "tests" || part == "tests.rs");
+    let relative = |path: &Path| path.strip_prefix(root()).expect("a file of src").to_owned();
+    files(&root(), "rs").into_iter().filter(|path| !is_test(&relative(path))).collect()
 }
 
 /// The top-level module of a file.
@@ -129,7 +122,7 @@ fn identifier(text: &str) -> Option<String> {
 
 /// Every dependency between top-level modules, and the files that have it.
 fn dependencies() -> BTreeMap<(String, String), BTreeSet<String>> {
-    let files = sources(&root());
+    let files = sources();
     let modules: BTreeSet<String> = files.iter().map(|path| module_of(path)).collect();
     let mut found: BTreeMap<(String, String), BTreeSet<String>> = BTreeMap::new();
     for path in &files {
@@ -171,7 +164,7 @@ fn every_allowed_exception_is_still_needed() {
 #[test]
 fn no_two_types_have_the_same_name() {
     let mut places: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for path in sources(&root()) {
+    for path in sources() {
         for line in code(&path).lines().filter(|line| !line.starts_with(' ')) {
             let words: Vec<&str> = line.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
             let keyword = words.iter().position(|word| ["struct", "enum", "trait", "union"].contains(word));

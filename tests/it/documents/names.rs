@@ -1,5 +1,6 @@
 //! The documents name what exists: links, settings and variables.
 
+use super::files;
 use std::{
     collections::BTreeSet,
     fs,
@@ -13,20 +14,6 @@ fn root() -> &'static Path {
 fn read(path: impl AsRef<Path>) -> String {
     let path = root().join(path);
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
-
-/// Every file below a folder whose name ends so.
-fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(folder).expect("a readable folder") {
-        let path = entry.expect("a readable entry").path();
-        if path.is_dir() {
-            found.extend(files(&path, extension));
-        } else if path.extension().is_some_and(|own| own == extension) {
-            found.push(path);
-        }
-    }
-    found
 }
 
 /// The Markdown documents: those at the top and those in `docs`.
